@@ -19,13 +19,13 @@ _LOGGED_EVERY_S: Final = 600.0
 
 
 def wait_intervals(
-    what: str | Callable[[], str], setting: str | None, most_s: float = _LOGGED_EVERY_S
+    waited_for: str | Callable[[], str], setting: str | None, most_s: float = _LOGGED_EVERY_S
 ) -> Iterator[float]:
     """Yield the seconds of each part of a wait, which the caller waits before it asks for the next one.
 
     Parameters
     ----------
-    what
+    waited_for
         The name of what is waited for, in messages.
     setting
         The name of the setting that limits the wait; None for a user's function that may take any time.
@@ -46,10 +46,10 @@ def wait_intervals(
     while True:
         waited_s = time.monotonic() - begun_at
         if waited_s >= limit_s:
-            name = what if isinstance(what, str) else what()
+            name = waited_for if isinstance(waited_for, str) else waited_for()
             raise WaitTimeoutError(f"waited {waited_s:.0f} s for {name}, which is longer than daskdist.{setting}")
         if waited_s >= log_at:
-            name = what if isinstance(what, str) else what()
+            name = waited_for if isinstance(waited_for, str) else waited_for()
             most = "" if setting is None else f", up to {limit_s:g} s (daskdist.{setting})"
             logger.warning("waiting for %s for %.0f s%s", name, waited_s, most)
             log_at = waited_s + min(waited_s, _LOGGED_EVERY_S)

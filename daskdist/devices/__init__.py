@@ -77,10 +77,10 @@ class DeviceStream(Protocol):
 class Connection(Protocol):
     """One device's connection to those of other processes."""
 
-    def all_reduce(self, how: str, array: Any) -> Any:
+    def all_reduce(self, reduction: str, array: Any) -> Any:
         """Return the reduction of the arrays of all devices, with the same bits on each, in the current stream.
 
-        ``how`` is ``"SUM"``, ``"PROD"``, ``"MIN"`` or ``"MAX"``.
+        ``reduction`` is ``"SUM"``, ``"PROD"``, ``"MIN"`` or ``"MAX"``.
         """
         ...
 
@@ -92,7 +92,7 @@ class Connection(Protocol):
 class Links(Protocol):
     """A library that connects devices of several processes."""
 
-    def suits(self, how: str, dtype: np.dtype[Any]) -> bool:
+    def suits(self, reduction: str, dtype: np.dtype[Any]) -> bool:
         """Return whether it reduces arrays of a dtype to what NumPy would give, but for the order of additions."""
         ...
 
@@ -276,11 +276,11 @@ class Device(Protocol):
         """Release the memory that this process holds but has no arrays in."""
         ...
 
-    def combined(self, how: str, arrays: Sequence[Any]) -> Any:
+    def combined(self, reduction: str, arrays: Sequence[Any]) -> Any:
         """Reduce arrays of one shape and dtype on different devices of this kind to one on this device, the first one.
 
-        A library does so from device to device, in the replicas' streams. ``how`` is ``"SUM"``, ``"PROD"``, ``"MIN"``
-        or ``"MAX"``. Returns None if there is no such library, or it would not be faster.
+        A library does so from device to device, in the replicas' streams. ``reduction`` is ``"SUM"``, ``"PROD"``,
+        ``"MIN"`` or ``"MAX"``. Returns None if there is no such library, or it would not be faster.
         """
         ...
 

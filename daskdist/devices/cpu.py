@@ -154,7 +154,7 @@ class CpuDevice:
     def free_unused(self) -> None:
         pass
 
-    def combined(self, how: str, arrays: Sequence[Any]) -> Any:
+    def combined(self, reduction: str, arrays: Sequence[Any]) -> Any:
         return None
 
     def sum_rows(self, array: Any, dtype: np.dtype[Any]) -> Any:

@@ -328,8 +328,8 @@ class CupyDevice:
                 pool.free_all_blocks()
         cupy_module().get_default_pinned_memory_pool().free_all_blocks()
 
-    def combined(self, how: str, arrays: Sequence[Any]) -> Any:
-        return nccl.combined(how, arrays)
+    def combined(self, reduction: str, arrays: Sequence[Any]) -> Any:
+        return nccl.combined(reduction, arrays)
 
     def sum_rows(self, array: Any, dtype: np.dtype[Any]) -> Any:
         # CuPy takes three times as long, mostly to compute indices.

@@ -31,7 +31,7 @@ _DTYPES: Final = {
 _lock: Final = threading.Lock()
 
 
-def combined(how: str, arrays: Sequence[Any]) -> Any:
+def combined(reduction: str, arrays: Sequence[Any]) -> Any:
     """Reduce arrays of one shape and dtype on different GPUs to one on the first GPU; None if NCCL is unsuitable.
 
     It is a reduction to the first rank rather than NCCL's all-reduce: NCCL does not promise the same bits on all ranks
@@ -41,7 +41,7 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
     import cupy
 
     first = arrays[0]
-    if len(arrays) < 2 or first.nbytes < _LEAST_BYTES or not LINKS.suits(how, first.dtype):
+    if len(arrays) < 2 or first.nbytes < _LEAST_BYTES or not LINKS.suits(reduction, first.dtype):
         return None
     numbers = tuple([int(array.device.id) for array in arrays])
     if len(set(numbers)) < len(numbers):
@@ -51,7 +51,7 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
         ranks = None if nccl is None else _ranks(numbers)
         if ranks is None:
             return None
-        dtype, op = getattr(nccl, _DTYPES[first.dtype.name]), getattr(nccl, f"NCCL_{how}")
+        dtype, op = getattr(nccl, _DTYPES[first.dtype.name]), getattr(nccl, f"NCCL_{reduction}")
         streams = [stream_of(named(f"GPU:{number}")) for number in numbers]
         contiguous = []
         for number, stream, array in zip(numbers, streams, arrays, strict=True):
@@ -80,14 +80,14 @@ class NcclConnection:
         with cupy.cuda.Device(index):
             self._communicator = _library().NcclCommunicator(num_ranks, new_id, rank)
 
-    def all_reduce(self, how: str, array: Any) -> Any:
+    def all_reduce(self, reduction: str, array: Any) -> Any:
         # Not NCCL's all-reduce, for the reason given in `combined`.
         import cupy
 
         nccl, stream = _library(), cupy.cuda.get_current_stream().ptr
         source = cupy.ascontiguousarray(array)
         result = cupy.empty(array.shape, array.dtype)
-        dtype, op = getattr(nccl, _DTYPES[array.dtype.name]), getattr(nccl, f"NCCL_{how}")
+        dtype, op = getattr(nccl, _DTYPES[array.dtype.name]), getattr(nccl, f"NCCL_{reduction}")
         self._communicator.reduce(source.data.ptr, result.data.ptr, source.size, dtype, op, 0, stream)
         self._communicator.broadcast(result.data.ptr, result.data.ptr, source.size, dtype, 0, stream)
         return result
@@ -99,9 +99,9 @@ class NcclConnection:
 class NcclLinks:
     """NCCL between processes."""
 
-    def suits(self, how: str, dtype: Any) -> bool:
+    def suits(self, reduction: str, dtype: Any) -> bool:
         # NCCL's minimum and maximum ignore NaN, while NumPy's propagate it.
-        return str(dtype) in _DTYPES and not (how in ("MIN", "MAX") and dtype.kind == "f")
+        return str(dtype) in _DTYPES and not (reduction in ("MIN", "MAX") and dtype.kind == "f")
 
     def new_id(self) -> bytes:
         return bytes(_library().get_unique_id())

@@ -266,16 +266,16 @@ class Parquet:
 
         path = version.path
         with self._failures(version):
-            how: dict[str, Any] = {}
+            options: dict[str, Any] = {}
             footer = None if is_remote(path) else _footer_of(version)
             if footer is not None:
                 # Read small pieces, which are decoded while they are in the cache, instead of whole row groups.
-                how = {"metadata": footer.metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
-                how["read_dictionary"] = repeated
+                options = {"metadata": footer.metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
+                options["read_dictionary"] = repeated
             # Verify checksums if the file has them.
             with (
                 self.storage.open(path) if is_remote(path) else pa.OSFile(path) as stream,
-                pq.ParquetFile(stream, page_checksum_verification=True, **how) as file,
+                pq.ParquetFile(stream, page_checksum_verification=True, **options) as file,
             ):
                 yield file, (file.schema_arrow if footer is None else footer.schema).names
 

@@ -54,8 +54,8 @@ class ServerThread:
             self._runner.run_sync(self._begin)
         except (OSError, RuntimeError, ValueError) as error:
             self.stop()
-            what = error.__cause__ or error or "it took longer than daskdist.timeouts.scheduler"
-            raise ClusterError(f"the server cannot be started: {what}") from error
+            cause = error.__cause__ or error or "it took longer than daskdist.timeouts.scheduler"
+            raise ClusterError(f"the server cannot be started: {cause}") from error
 
     async def _begin(self) -> None:
         started: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

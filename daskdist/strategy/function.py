@@ -159,11 +159,11 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
                 _check_part(part_spec, part, f"{name}: argument {path}", current)
 
 
-def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> None:
+def _check_part(spec: TensorSpec, part: Any, part_name: str, current: Capture) -> None:
     if not isinstance(part, AsyncValue) or part.is_here:
-        check_spec([], [], part, spec, what)
+        check_spec([], [], part, spec, part_name)
         return
-    if _is_known(spec, part.spec, what):
+    if _is_known(spec, part.spec, part_name):
         return
     # Check the rest on the value's worker; the wait is at the end of the function.
     placeholders = Placeholders()
@@ -175,7 +175,7 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> Non
             placeholders.picks,
             template,
             spec,
-            what,
+            part_name,
             worker=placeholders.worker,
             name="check",
         )
@@ -183,19 +183,19 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> Non
         current.wait_for(lambda: caller.result(seen))
 
 
-def _is_known(spec: Any, known: TensorSpec | None, what: str) -> bool:
+def _is_known(spec: Any, known: TensorSpec | None, value_name: str) -> bool:
     # Return whether the known properties of a value show that it matches a spec.
     if known is None or not isinstance(spec, TensorSpec):
         return not isinstance(spec, TensorSpec)
     if not spec.is_compatible_with(known):
-        raise ArgumentError(f"{what} is {known}; input_signature has {spec}")
+        raise ArgumentError(f"{value_name} is {known}; input_signature has {spec}")
     return all(
         length is None or known_length is not None for length, known_length in zip(spec.shape, known.shape, strict=True)
     )
 
 
 def check_spec(
-    results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any, spec: TensorSpec, what: str
+    results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any, spec: TensorSpec, value_name: str
 ) -> None:
     """Check that a template matches a spec."""
     value = filled(results, picks, nest)
@@ -203,4 +203,6 @@ def check_spec(
         value = TensorSpec(tuple(value.shape), dtype_of(value))
     if not spec.is_compatible_with(value):
         actual = value if isinstance(value, TensorSpec) else TensorSpec.of(np.asarray(value))
-        raise ArgumentError(f"{what} has shape {actual.shape} and dtype {actual.dtype}; input_signature has {spec}")
+        raise ArgumentError(
+            f"{value_name} has shape {actual.shape} and dtype {actual.dtype}; input_signature has {spec}"
+        )

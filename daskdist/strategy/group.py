@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,8 +83,11 @@ def describe_error(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {error}"
 
 
+def named_replicas(numbers: Sequence[int]) -> str:
+    """Return the name of some replicas in messages, such as ``replicas 1, 2``."""
+    return f"replica{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
 def lost_worker_error(name: str, group: ReplicaGroup, address: str, why: str) -> CollectiveError:
     """Return the error for a worker that cannot be reached."""
-    numbers = group.members(address)
-    who = f"replica{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
-    return CollectiveError(f"{name}: lost {address}, and with it {who} ({why})")
+    return CollectiveError(f"{name}: lost {address}, and with it {named_replicas(group.members(address))} ({why})")

@@ -406,8 +406,8 @@ def _number(start: int) -> int:
     return start + _replica()
 
 
-def _sum(one: Any, other: Any) -> Any:
-    return one + other
+def _sum(first: Any, other: Any) -> Any:
+    return first + other
 
 
 def _nest() -> dict[str, Any]:

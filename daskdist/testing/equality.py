@@ -28,21 +28,21 @@ def same_element(a: Any, b: Any) -> bool:
     return structure == other and all(map(_same_leaf, leaves, others))
 
 
-def same_elements(actual: Sequence[Any], expected: Sequence[Any], what: str = "elements") -> None:
+def same_elements(actual: Sequence[Any], expected: Sequence[Any], name: str = "elements") -> None:
     """Check that two lists hold the same elements in the same order."""
     for place, (a, b) in enumerate(zip(actual, expected, strict=False)):
         # The message is built only if needed: formatting arrays is slow.
         if not same_element(a, b):
-            check(False, f"{what}: element {place} is {a!r} and should be {b!r}")
-    check(len(actual) == len(expected), f"{what}: there are {len(actual)}, and should be {len(expected)}")
+            check(False, f"{name}: element {place} is {a!r} and should be {b!r}")
+    check(len(actual) == len(expected), f"{name}: there are {len(actual)}, and should be {len(expected)}")
 
 
-def same_multiset(actual: Sequence[Any], expected: Sequence[Any], what: str = "elements") -> None:
+def same_multiset(actual: Sequence[Any], expected: Sequence[Any], name: str = "elements") -> None:
     """Check that two lists hold the same elements, each as often, in any order."""
     missing = Counter(map(_key, expected))
     missing.subtract(map(_key, actual))
     wrong = {element: number for element, number in missing.items() if number}
-    check(not wrong, f"{what}: missing (or, negative, too many): {wrong}")
+    check(not wrong, f"{name}: missing (or, negative, too many): {wrong}")
 
 
 def _same_leaf(a: Any, b: Any) -> bool:

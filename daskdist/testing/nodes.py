@@ -212,8 +212,8 @@ class NodeLaws:
             keeps = len(elements_of(_with_count(_on(node, elements), 0))) == 0
             number = len(elements)
             for count in sorted({*range(6), number // 2, number - 1, number, number + 1} - {-1}):
-                came = elements_of(_with_count(_on(node, elements), count))
-                same_elements(came, elements[:count] if keeps else elements[count:], f"{node} with count={count}")
+                results = elements_of(_with_count(_on(node, elements), count))
+                same_elements(results, elements[:count] if keeps else elements[count:], f"{node} with count={count}")
 
     def test_fact_per_worker(self) -> None:
         # Grouping a share of the rows forms other groups, so groupings are left out.

@@ -70,8 +70,8 @@ def ask_scheduler(client: Any, request: Callable[..., Any], *args: Any, **kwargs
     ClusterError
         The scheduler does not answer within ``daskdist.timeouts.scheduler``.
     """
-    who = f"the scheduler at {client.scheduler.address} has not answered"
-    return _within("timeouts.scheduler", who, client, request, *args, **kwargs)
+    failure = f"the scheduler at {client.scheduler.address} has not answered"
+    return _within("timeouts.scheduler", failure, client, request, *args, **kwargs)
 
 
 def run_on_scheduler(client: Any, function: Callable[..., Any], *args: Any) -> Any:
@@ -87,8 +87,8 @@ def ask_workers(client: Any, request: Callable[..., Any], *args: Any, workers: S
     ClusterError
         A worker does not answer within ``daskdist.timeouts.silence``.
     """
-    who = " ".join(("not all of the workers", ", ".join(workers), "have answered"))
-    return _within("timeouts.silence", who, client, request, *args, **kwargs)
+    failure = " ".join(("not all of the workers", ", ".join(workers), "have answered"))
+    return _within("timeouts.silence", failure, client, request, *args, **kwargs)
 
 
 def run_on_workers(
@@ -137,8 +137,8 @@ def wait_for_scheduler(client: Any, meanwhile: Callable[[], None] = lambda: None
         There is none within ``daskdist.timeouts.scheduler``.
     """
     if client.status == "connecting":
-        what = f"the scheduler at {client.scheduler.address}"
-        for within_s in wait_intervals(what, "timeouts.scheduler", _LOOK_EVERY_S):
+        waited_for = f"the scheduler at {client.scheduler.address}"
+        for within_s in wait_intervals(waited_for, "timeouts.scheduler", _LOOK_EVERY_S):
             meanwhile()
             if client.status != "connecting":
                 return
@@ -176,14 +176,14 @@ def _lost_scheduler_error(address: str) -> ClusterError:
     )
 
 
-def _within(name: str, who: str, client: Any, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _within(name: str, failure: str, client: Any, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if client.status == "connecting":
         raise closed_error(client)
     within_s = min(seconds(name), threading.TIMEOUT_MAX)
     try:
         return client.sync(request, *args, callback_timeout=within_s, **kwargs)
     except TimeoutError as error:
-        raise ClusterError(f"{who} within {within_s:g} s, which is daskdist.{name}") from error
+        raise ClusterError(f"{failure} within {within_s:g} s, which is daskdist.{name}") from error
     except CommClosedError as error:
         if client.status != "running":
             raise closed_error(client) from error

@@ -122,10 +122,10 @@ def _with_needed(blocks: Sequence[Rows | UnreadRows], picks: Picks) -> tuple[lis
             continue
         new_index[at] = len(needed)
         if kind:
-            wanted = list(zip(block_index[at].tolist(), rows[at].tolist(), strict=True))
-            numbers = {place: number for number, place in enumerate(dict.fromkeys(wanted))}
+            places_to_read = list(zip(block_index[at].tolist(), rows[at].tolist(), strict=True))
+            numbers = {place: number for number, place in enumerate(dict.fromkeys(places_to_read))}
             parts: list[Any] = [blocks[block].parts[row] for block, row in numbers]
-            new_rows[at] = [numbers[place] for place in wanted]
+            new_rows[at] = [numbers[place] for place in places_to_read]
             needed.append(UnreadRows(kind, tuple(parts)))
         else:
             there = [number for number, other in enumerate(kinds) if not other]

@@ -119,14 +119,14 @@ class LiveWorkers:
             (*lost, *(address for address in present if address in addresses)),
         )
 
-    def lost_error(self, what: Any) -> ClusterError:
+    def lost_error(self, data: Any) -> ClusterError:
         """Return the error for data that is no longer on the cluster; the workers are checked at the next call."""
         self.in_doubt = True
         if self._lost_with:
-            return ClusterError(f"{what} is gone: {self.advice}")
+            return ClusterError(f"{data} is gone: {self.advice}")
         if not self.lost:
-            return lost_data_error(what)
-        return ClusterError(f"lost {', '.join(self.lost)}, which {what} needs; create it again")
+            return lost_data_error(data)
+        return ClusterError(f"lost {', '.join(self.lost)}, which {data} needs; create it again")
 
     @property
     def advice(self) -> str:

@@ -138,17 +138,17 @@ class _Process:
         code = (
             f"import sys; sys.path[:], sys.argv = {sys.path!r}, {sys.argv!r}; "
             "from multiprocessing.connection import Connection; from daskdist.execute.callers import process_pool; "
-            f"process_pool.serve([Connection(number) for number in {[there.fileno() for _, there in pairs]!r}])"
+            f"process_pool.serve([Connection(number) for number in {[end.fileno() for _, end in pairs]!r}])"
         )
-        self.free = [here for here, _ in pairs]
+        self.free = [local_end for local_end, _ in pairs]
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
             env={**_ONE_THREAD, **_KEPT_MEMORY, **os.environ},
-            pass_fds=[there.fileno() for _, there in pairs],
+            pass_fds=[remote_end.fileno() for _, remote_end in pairs],
         )
-        for _, there in pairs:
-            there.close()
+        for _, remote_end in pairs:
+            remote_end.close()
 
     def end(self, within_s: float) -> None:
         """Wait for the end of the process, and kill it if that takes longer."""

@@ -152,10 +152,10 @@ class RepeatedCall:
             raise fails_now(self.name, error) from error
 
 
-def changed_length(name: str, what: str, num_before: int, num_now: int) -> ArgumentError:
+def changed_length(name: str, label: str, num_before: int, num_now: int) -> ArgumentError:
     """Return the error for a call that makes another number of elements than before a position was taken."""
     return ArgumentError(
-        f"load_state_dict: {name} made {num_before} elements of {what} before the position was taken and makes "
+        f"load_state_dict: {name} made {num_before} elements of {label} before the position was taken and makes "
         f"{num_now} now; the data or a function has changed"
     )
 

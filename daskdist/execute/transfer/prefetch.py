@@ -353,25 +353,25 @@ class DevicePrefetch(Iterator[list[Any]]):
             self._unit = None
         return step
 
-    def close(self, then: Callable[[], None] | None = None) -> None:
+    def close(self, on_closed: Callable[[], None] | None = None) -> None:
         """Stop the thread and drop the copied steps; no step can be taken afterwards.
 
-        A thread that is blocked in its source ends when the source returns, and is not waited for. ``then`` is called
-        once the source is closed.
+        A thread that is blocked in its source ends when the source returns, and is not waited for. ``on_closed`` is
+        called once the source is closed.
         """
         state = self._state
         self._unit = None
         _let_go(state)
         with state.changed:
-            if then is not None and not state.is_over:
-                state.callbacks.append(then)
-                then = None
+            if on_closed is not None and not state.is_over:
+                state.callbacks.append(on_closed)
+                on_closed = None
         if self._interrupt is not None and not state.is_over:
             self._interrupt()
         if state.thread is not None and state.thread is not current_thread():
             state.thread.join(_JOIN_TIMEOUT_S)
-        if then is not None:
-            then()
+        if on_closed is not None:
+            on_closed()
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of the copies so far; see `CopyStats.as_dict`."""

@@ -235,13 +235,13 @@ def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> A
         try:
             _array([value], column)
         except (ValueError, TypeError, ArithmeticError, NotImplementedError) as error:
-            seen = (
+            problem = (
                 "the first rows have nothing but nulls"
                 if pa.types.is_null(column.arrow)
                 else f"expected {column.arrow}"
             )
             raise FileError(
-                f"{where}: column {column.name!r} has {value!r:.60} in row {start + place}, and {seen} ({error}); "
+                f"{where}: column {column.name!r} has {value!r:.60} in row {start + place}, and {problem} ({error}); "
                 f"give its type with dtypes={{{column.name!r}: ...}}"
             ) from None
     raise FileError(f"{where}: column {column.name!r} is no {column.arrow}: {reason}")

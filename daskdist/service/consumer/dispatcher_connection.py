@@ -59,10 +59,10 @@ async def _enter_service(comm: Comm, plugin: bytes) -> None:
     await comm.write({"op": DISPATCHER_OPERATION, "reply": False})
 
 
-async def _answered(address: ServiceAddress, asked: Awaitable[_T]) -> _T:
+async def _answered(address: ServiceAddress, request: Awaitable[_T]) -> _T:
     most_s = seconds("timeouts.scheduler")
     try:
-        return await asyncio.wait_for(asked, most_s)
+        return await asyncio.wait_for(request, most_s)
     except TimeoutError as error:
         raise ClusterError(
             f"the scheduler at {address.address}, which has the data service, has not answered within {most_s:g} s, "

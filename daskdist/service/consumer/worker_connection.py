@@ -28,10 +28,10 @@ class WorkerConnection:
         The address of the service, and how to connect.
     compression
         As in `daskdist.service.compression.readable`.
-    got
-        Called with each message of the worker: ``got(connection, message)``.
-    lost
-        Called when the connection ends: ``lost(connection, error)``, where ``error`` is None if it was closed or
+    on_message
+        Called with each message of the worker: ``on_message(connection, message)``.
+    on_lost
+        Called when the connection ends: ``on_lost(connection, error)``, where ``error`` is None if it was closed or
         broken.
     """
 
@@ -42,12 +42,12 @@ class WorkerConnection:
         number: int,
         address: ServiceAddress,
         compression: str | None,
-        got: Callable[[WorkerConnection, Any], None],
-        lost: Callable[[WorkerConnection, Exception | None], None],
+        on_message: Callable[[WorkerConnection, Any], None],
+        on_lost: Callable[[WorkerConnection, Exception | None], None],
     ) -> None:
         self.worker = worker
-        self._got = got
-        self._lost = lost
+        self._got = on_message
+        self._lost = on_lost
         self._outbox: Outbox | None = None
         self._early: list[Any] = []
         self.task = asyncio.ensure_future(self._run(name, number, address, compression))

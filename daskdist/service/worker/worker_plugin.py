@@ -77,9 +77,9 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
     def _producer(self, spec: TaskSpec, dataset: PickledDataset) -> Producer:
         return Producer(spec, dataset, self._client, self._call_soon, self._send, self._note)
 
-    def _note(self, what: str, spec: TaskSpec, *args: Any) -> None:
-        self._send_event((what, spec.id, spec.attempt, *args))
-        if what == "done":
+    def _note(self, event: str, spec: TaskSpec, *args: Any) -> None:
+        self._send_event((event, spec.id, spec.attempt, *args))
+        if event == "done":
             self.tasks.stop(spec.id)
 
     def _client(self) -> Client:

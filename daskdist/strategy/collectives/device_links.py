@@ -85,8 +85,8 @@ class DeviceLinks:
         ]
         with in_stream_of(device):
             totals = [
-                self._connection.all_reduce(how, _array(placed.partial))
-                for (how, _, _), (_, placed) in zip(first.kinds, partial, strict=True)
+                self._connection.all_reduce(reduction, _array(placed.partial))
+                for (reduction, _, _), (_, placed) in zip(first.kinds, partial, strict=True)
             ]
             self._await(name, device.current_stream().record())
         return [
@@ -101,14 +101,14 @@ class DeviceLinks:
         links = None if device is None else device.links()
         if named is None or self._has_failed or others or device is None or links is None:
             return None
-        how = "SUM" if named == "mean" else named.upper()
+        reduction = "SUM" if named == "mean" else named.upper()
         kinds, counts = [], []
         for _, placed in partial:
             array = _array(placed.partial)
             is_mean = isinstance(placed.partial, tuple)
-            if not is_on_device(array) or not links.suits(how, dtype_of(array)):
+            if not is_on_device(array) or not links.suits(reduction, dtype_of(array)):
                 return None
-            kinds.append((how, str(dtype_of(array)), str(np.dtype(placed.partial[2])) if is_mean else ""))
+            kinds.append((reduction, str(dtype_of(array)), str(np.dtype(placed.partial[2])) if is_mean else ""))
             counts.append(placed.partial[1] if is_mean else None)
         new_id = links.new_id() if self._connection is None and self._number == 0 else None
         return Offer(device.uuid, tuple(kinds), tuple(counts), new_id)

@@ -30,9 +30,9 @@ class LostWorker(NamedTuple):
     why: str
 
 
-async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
+async def _within(most_s: float, request: Awaitable[Any]) -> tuple[bool, Any]:
     # Unlike `asyncio.wait_for`, do not wait for the cancelled task, which may continue to connect for half a minute.
-    task = asyncio.ensure_future(asked)
+    task = asyncio.ensure_future(request)
     # Retrieve its exception: the waiter may have gone.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     done, _ = await asyncio.wait([task], timeout=most_s)

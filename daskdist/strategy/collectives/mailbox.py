@@ -21,7 +21,7 @@ from daskdist.strategy.collectives.liveness import LOOK_EVERY_S, LostWorker, Pee
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
 from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
 from daskdist.strategy.collectives.transport import Transport
-from daskdist.strategy.group import ReplicaGroup, Step, describe_error, lost_worker_error
+from daskdist.strategy.group import ReplicaGroup, Step, describe_error, lost_worker_error, named_replicas
 
 # The number of calls whose exit reasons are remembered.
 _MOST_OVER: Final = 1024
@@ -127,9 +127,9 @@ class Mailbox:
                 exchange = Transport(self, group, step) if len(group.workers) > 1 else None
                 members = group.members(self.worker.address)
                 rendezvous = self._rendezvous[token, step] = Rendezvous(members, exchange)
-                for number, how in self._how_over((token, step)).items():
+                for number, exit_reason in self._how_over((token, step)).items():
                     # The replica had left before any other waited.
-                    rendezvous.leave(number, how)
+                    rendezvous.leave(number, exit_reason)
             return rendezvous
 
     def store(self, token: str) -> Any:
@@ -334,9 +334,8 @@ class Mailbox:
                 if known.is_known(first):
                     return known
             if time.monotonic() > end:
-                who = ", ".join(map(str, remote.replicas))
                 raise CollectiveError(
-                    f"run: replica{'s' * (len(remote.replicas) > 1)} {who} did not reach step {first} of pass "
+                    f"run: {named_replicas(remote.replicas)} did not reach step {first} of pass "
                     f"{iteration} of a distributed dataset within {most:g} s, which is daskdist.timeouts.collective; "
                     "all replicas must make the same passes"
                 )

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from daskdist.config import collective_s
 from daskdist.core.failing.error_copy import copied_error
 from daskdist.errors import CollectiveError
+from daskdist.strategy.group import named_replicas
 
 # The number of a replica's calls that a message shows.
 _NUM_SHOWN: Final = 8
@@ -230,7 +231,9 @@ class Rendezvous:
                 self._failed[turn] = str(error)
             else:
                 name = turn_round.contributions[self.members[0]][0].name
-                self._failed_here[turn] = f"{name}: {_named(self.members)} raised {type(error).__name__}: {error}"
+                self._failed_here[turn] = (
+                    f"{name}: {named_replicas(self.members)} raised {type(error).__name__}: {error}"
+                )
         with self._lock:
             turn_round.is_over = True
             _open(turn_round)
@@ -309,10 +312,6 @@ def closed_error(name: str) -> CollectiveError:
 def late_error(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:
     """Return the error for replicas that did not make the call in time."""
     return CollectiveError(
-        f"{name}: {_named(missing)} did not call it within {most_s:g} s, which is "
+        f"{name}: {named_replicas(missing)} did not call it within {most_s:g} s, which is "
         "daskdist.timeouts.collective; all replicas must make the same calls in the same order"
     )
-
-
-def _named(numbers: Sequence[int]) -> str:
-    return f"replica{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -142,13 +142,13 @@ class Transport:
                 self._post(turn, "values", [number], signature, parts[number], is_kept=True)
         else:
             self._post(turn, "values", others, signature, partial)
-        here = partial if parts is None else parts[self._own]
-        result = self._combined(turn, "values", collective, signature, here, range(num_workers))
+        local_part = partial if parts is None else parts[self._own]
+        result = self._combined(turn, "values", collective, signature, local_part, range(num_workers))
         if parts is None or not isinstance(collective, AllReduce):
             return result
         self._post(turn, "part", others, signature, result, is_kept=True)
-        came = dict(zip(others, self._take(turn, "part", others, signature), strict=True))
-        return collective.joined([result if k == self._own else came[k] for k in range(num_workers)], partial)
+        parts_of = dict(zip(others, self._take(turn, "part", others, signature), strict=True))
+        return collective.joined([result if k == self._own else parts_of[k] for k in range(num_workers)], partial)
 
     def _await_sent(self, sent: ThreadFuture[None], number: int, signature: CallSignature) -> None:
         most = collective_s()
@@ -172,13 +172,13 @@ class Transport:
         numbers: Sequence[int],
     ) -> Any:
         others = [number for number in numbers if number != self._own]
-        came = dict(zip(others, self._take(turn, part, others, signature), strict=True))
+        messages = dict(zip(others, self._take(turn, part, others, signature), strict=True))
         for number in others:
-            other, value = came[number]
+            other, value = messages[number]
             if isinstance(value, Failure):
                 raise value.error()
             _check(signature, other)
-        values = [partial if number == self._own else came[number][1] for number in numbers]
+        values = [partial if number == self._own else messages[number][1] for number in numbers]
         if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(partial):
             # Nothing else references received arrays.
             return collective.combined_in_place(values, numbers.index(others[0]))
@@ -227,9 +227,9 @@ class Transport:
         try:
             pickled, buffers = pickle_with_buffers((signature, data) if kind in _ABOUT else data)
         except Exception as error:
-            what = "the function's result" if kind == "down" else "a replica's value"
+            value_name = "the function's result" if kind == "down" else "a replica's value"
             raise ArgumentError(
-                f"{signature.name}: {what} cannot be pickled, so it cannot be sent to other workers: {error}"
+                f"{signature.name}: {value_name} cannot be pickled, so it cannot be sent to other workers: {error}"
             ) from error
         frames = [buffer.raw() if is_kept else bytes(buffer.raw()) for buffer in buffers]
         sent = []

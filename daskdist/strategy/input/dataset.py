@@ -293,12 +293,12 @@ class DistributedDataset:
 
     def _left_on_the_host(self) -> list[str]:
         # A line about the leaves that stay on the host although replicas are on devices.
-        there = [device for replica in self._strategy.replicas if not (device := named(replica.device)).is_host]
+        devices = [device for replica in self._strategy.replicas if not (device := named(replica.device)).is_host]
         spec = self._feed.spec
         left = [
-            f"{path or '(the element)'} ({what})"
+            f"{path or '(the element)'} ({reason})"
             for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
-            if (what := _lacking(leaf, there))
+            if (reason := _lacking(leaf, devices))
         ]
         return [f"on the host, as devices have no such arrays: {', '.join(left)}"] if left else []
 

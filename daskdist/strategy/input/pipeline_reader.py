@@ -80,8 +80,8 @@ class PipelineReader:
         self.wanted = wanted
         self._num_lanes = len(pipeline.consumers)
         # Devices of other processes may not exist here.
-        here = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
-        primitive, gathers = with_device_gathers(here, pipeline.primitive, options.shuffle_on_device)
+        local_devices = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
+        primitive, gathers = with_device_gathers(local_devices, pipeline.primitive, options.shuffle_on_device)
         self._builder = BundleBuilder(
             self.interpreter,
             primitive,

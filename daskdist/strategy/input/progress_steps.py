@@ -33,9 +33,9 @@ class ProgressSteps(Iterator[Any]):
         Values that have not arrived yet are not waited for: the previous ones stay.
         """
         for name, value in figures.items():
-            here = value.peek() if isinstance(value, AsyncValue) else (value,)
-            if here is not None:
-                self._figures[name] = here[0]
+            known_value = value.peek() if isinstance(value, AsyncValue) else (value,)
+            if known_value is not None:
+                self._figures[name] = known_value[0]
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of the pass so far, see `DistributedIterator.stats`."""

@@ -294,12 +294,13 @@ def _check_located(
     addresses = internals_of(strategy).input.addresses(locations)
     readers = strategy.workers if isinstance(step_source, Pipeline) else dict.fromkeys(pipeline.consumers)
     for split in (split for splits in read_by(pipeline.node) for split in splits if split.path):
-        there = addresses(split.path)
-        lacking = [str(worker) for worker in readers if worker not in there]
-        if there and lacking:
+        addresses_with_file = addresses(split.path)
+        lacking = [str(worker) for worker in readers if worker not in addresses_with_file]
+        if addresses_with_file and lacking:
             raise ArgumentError(
-                f"run: {split.path} is on disks of some workers only (Options.locations: {', '.join(there)}), and "
-                f"replicas on {', '.join(lacking)} would read it themselves; {_INSTEAD}"
+                f"run: {split.path} is on disks of some workers only (Options.locations: "
+                f"{', '.join(addresses_with_file)}), and replicas on {', '.join(lacking)} would read it "
+                f"themselves; {_INSTEAD}"
             )
     for node in walk(pipeline.node):
         if isinstance(node, Expansion) and node.reads_files is not False:

@@ -137,8 +137,8 @@ class _Assignment:
         # Assign each to the worker with the fewest devices among those that see it.
         for uuid in dict.fromkeys(uuid for worker in workers for uuid in self._seen[worker]):
             if uuid not in self._owners:
-                who = [worker for worker in workers if uuid in self._seen[worker]]
-                self._owners[uuid] = min(who, key=lambda worker: len(self.of(worker)))
+                candidates = [worker for worker in workers if uuid in self._seen[worker]]
+                self._owners[uuid] = min(candidates, key=lambda worker: len(self.of(worker)))
 
 
 def _in_order(visible: VisibleDevices, assigned: set[str]) -> tuple[str, ...]:
@@ -191,9 +191,9 @@ def _too_few(
     while more := {taker for taker in takers if taker not in around and seen & set(visible_devices[taker].uuids)}:
         around |= more
         seen |= {uuid for number in more for uuid in visible_devices[number].uuids}
-    who = sorted(around)
-    names = ", ".join(workers[number].name for number in who)
-    needed = sum(goals[number] for number in who)
+    sharing = sorted(around)
+    names = ", ".join(workers[number].name for number in sharing)
+    needed = sum(goals[number] for number in sharing)
     kind = visible_devices[worker].names[0].partition(":")[0]
     host = f" on {visible_devices[worker].host}" if visible_devices[worker].host else ""
     return ArgumentError(

@@ -128,9 +128,9 @@ class Replacements:
         tried: list[Worker] | None = None
         replicas: list[Replica] = []
         refused: Exception | None = None
-        what = f"{counted(self._num_workers, 'worker')} of the scheduler at {client.scheduler.address}"
+        waited_for = f"{counted(self._num_workers, 'worker')} of the scheduler at {client.scheduler.address}"
         try:
-            for within_s in wait_intervals(what, "timeouts.workers", _LOOK_EVERY_S):
+            for within_s in wait_intervals(waited_for, "timeouts.workers", _LOOK_EVERY_S):
                 connected = workers_of(client)
                 workers = in_order({address: connected[address] for address in self._candidates(connected)})
                 workers = sorted(workers, key=lambda worker: worker.name not in names)[: self._num_workers]
@@ -155,7 +155,7 @@ class Replacements:
     def _candidates(self, connected: Mapping[str, Mapping[str, Any]]) -> list[str]:
         # A worker at the address of a lost one would be taken for it.
         return [
-            worker for worker, what in connected.items() if worker not in self._known and what["status"] == "running"
+            worker for worker, info in connected.items() if worker not in self._known and info["status"] == "running"
         ]
 
     def _is_restarted(self, name: Any, place: _Place) -> bool:

@@ -95,11 +95,11 @@ def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
     return None if total is None else (total, sum(counts), dtypes[0])
 
 
-def _by_library(device: Device, how: str, arrays: Sequence[Any]) -> Any:
+def _by_library(device: Device, reduction: str, arrays: Sequence[Any]) -> Any:
     first = arrays[0]
     if any(array.dtype != first.dtype or array.shape != first.shape for array in arrays):
         return None
-    return device.combined(how, arrays)
+    return device.combined(reduction, arrays)
 
 
 def cast(xp: Any, array: Any, dtype: np.dtype[Any]) -> Any:

@@ -201,8 +201,8 @@ class Fold:
             return
         needs_order = NAMED[op].needs_order
         if dtype.kind not in (_ORDERED if needs_order else _NUMBERS):
-            what = "have an order" if needs_order else "add up"
-            raise ArgumentError(f"{self.operation}: a value is {dtype}, and only numbers {what}")
+            ability = "have an order" if needs_order else "add up"
+            raise ArgumentError(f"{self.operation}: a value is {dtype}, and only numbers {ability}")
 
     def _check_axes(self, shape: tuple[int, ...]) -> None:
         axis, ndim = self.axis, len(shape)

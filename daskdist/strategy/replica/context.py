@@ -453,12 +453,12 @@ def check_in_program(operation: str) -> None:
     if context is None or (type(context) is CrossReplicaScope and not context.is_merge_call):
         return
     if type(context) is CrossReplicaScope:
-        who = "a function called by merge_call"
+        caller = "a function called by merge_call"
     else:
-        who = f"replica {context.replica_id_in_sync_group}, inside the function that it runs"
+        caller = f"replica {context.replica_id_in_sync_group}, inside the function that it runs"
     raise RuntimeError(
-        f"{operation}: a distributed dataset is iterated over by {who}; each replica would take steps from the others. "
-        f"{TO_REPLICAS}"
+        f"{operation}: a distributed dataset is iterated over by {caller}; each replica would take steps from the "
+        f"others. {TO_REPLICAS}"
     )
 
 

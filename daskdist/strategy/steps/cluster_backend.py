@@ -214,8 +214,8 @@ class ClusterBackend:
                     function=function.number,
                     takes_results=replica_call.takes_results,
                 )
-                what = call.record.number, function.number, replica_call.structure
-                how = replica_call.settings, name, replica_call.undo_from
+                function_fields = call.record.number, function.number, replica_call.structure
+                settings = replica_call.settings, name, replica_call.undo_from
                 for worker, members in group.members_of.items():
                     objects = objects_in(columns, members) if has_objects else ()
                     # Send the needed objects before making references: a reference may send another worker the number
@@ -223,11 +223,11 @@ class ClusterBackend:
                     if prepared is None:
                         stream = streams.stream_with(worker, (function, *objects))
                         lanes = [(k, streams.references(worker, columns, k), args[k]) for k in members]
-                        stream.append("run", *what, lanes, *how)
+                        stream.append("run", *function_fields, lanes, *settings)
                     else:
                         stream = streams.stream_with(worker, (function, prepared, *objects))
                         operands = [part for k in members for part in (k, *streams.references(worker, columns, k))]
-                        stream.append("run-alike", call.record.number, prepared.number, how[-1], place, operands)
+                        stream.append("run-alike", call.record.number, prepared.number, settings[-1], place, operands)
                     stream.num_steps += replica_call.is_step
             except BaseException:
                 # Some workers have received a part of the call.
@@ -267,8 +267,8 @@ class ClusterBackend:
                     objects = [handle for handle in columns if type(handle) is SentObject]
                     stream = streams.stream_with(worker, objects if prepared is None else (prepared, *objects))
                     reference = ("p", pickled) if prepared is None else ("o", prepared.number)
-                    what = call.record.number, place, len(workers) > 1
-                    stream.append("call", *what, reference, to_send(), name, *streams.references(worker, columns))
+                    fields = call.record.number, place, len(workers) > 1
+                    stream.append("call", *fields, reference, to_send(), name, *streams.references(worker, columns))
                 if type(handles) is list and handles and all(isinstance(handle, Future) for handle in handles):
                     # Dask recomputes lost data.
                     call.record.again = partial(self.call, function, handles, *args, name=name)

@@ -17,7 +17,7 @@ from daskdist.devices import DeviceStream, are_loaded, named
 from daskdist.errors import CollectiveError
 from daskdist.strategy.collectives.call_threads import CALL_THREADS, CallInThread
 from daskdist.strategy.collectives.rendezvous import Rendezvous
-from daskdist.strategy.group import Replica
+from daskdist.strategy.group import Replica, named_replicas
 from daskdist.strategy.input.replica_iterator import replica_iterators
 from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.replica.context import ReplicaContext
@@ -211,8 +211,9 @@ class Calls:
     def _warn(self, number: int, error: BaseException) -> None:
         rest = [other for other in range(self._size) if other not in self._over]
         if rest:
-            who = f"replica{'s' * (len(rest) > 1)} {', '.join(map(str, rest))}"
-            logger.warning("replica %d raised %s: %s; waiting for %s", number, type(error).__name__, error, who)
+            logger.warning(
+                "replica %d raised %s: %s; waiting for %s", number, type(error).__name__, error, named_replicas(rest)
+            )
 
     def _rendezvous(self) -> Rendezvous:
         if self._rendezvous_of_all is None:

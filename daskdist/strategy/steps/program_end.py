@@ -235,8 +235,8 @@ def _let_go_of(client: str, keys: Collection[Any], is_end: bool, dask_scheduler:
     # Release keys on the scheduler, not only futures: an interrupt may leave a graph without futures, or keep futures
     # alive in the interpreter's last traceback.
     state = dask_scheduler.clients.get(client)
-    wanted = [task.key for task in state.wants_what] if state else []
-    ours = [key for key in wanted if key in keys or (is_end and is_key_of_ours(key))]
+    wanted_keys = [task.key for task in state.wants_what] if state else []
+    ours = [key for key in wanted_keys if key in keys or (is_end and is_key_of_ours(key))]
     dask_scheduler.client_releases_keys(keys=ours, client=client, stimulus_id="daskdist-end")
 
 

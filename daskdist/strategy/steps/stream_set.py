@@ -481,7 +481,9 @@ class StreamSet:
                 stream.append("ping", now)
         with contextlib.suppress(ClusterError):
             if asked:
-                self.wait(lambda: all(one.running_at >= now or not one.is_open for one in asked), _LOOK_EVERY_S)
+                self.wait(
+                    lambda: all(stream.running_at >= now or not stream.is_open for stream in asked), _LOOK_EVERY_S
+                )
         return worker_statuses(
             self._streams.values(), [*self._under_way.values()], group, is_closed=self._is_closed, tells_running=asks
         )

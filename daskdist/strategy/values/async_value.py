@@ -65,8 +65,8 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         source = self.source
         if source is None:
             return (self.known,)
-        here = self.caller.peek(source.handle) if type(source) is Remote else None
-        return here and (source.pick(here[0]),)  # type: ignore[union-attr]
+        known_result = self.caller.peek(source.handle) if type(source) is Remote else None
+        return known_result and (source.pick(known_result[0]),)  # type: ignore[union-attr]
 
     def can_be_used_by(self, caller: ResultSource) -> bool:
         """Return whether a call of this caller can use the value."""

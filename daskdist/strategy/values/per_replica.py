@@ -89,17 +89,19 @@ class PerReplica(ValueCollection, DistributedValues):
     def _repr_html_(self) -> str | None:
         # Without waiting or fetching: a value that is not in this process is described by its spec.
         workers = [value.worker if isinstance(value, AsyncValue) else None for value in self.values]
-        summaries = [Summary.of(*here) if (here := _peek(value)) else _known_of(value) for value in self.values]
+        summaries = [
+            Summary.of(*known_value) if (known_value := _peek(value)) else _known_of(value) for value in self.values
+        ]
         note = "Values stay on workers until they are read: print(value)."
         return values_page("PerReplica", summaries, workers, "" if all(map(_peek, self.values)) else note)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         # Notebooks show the HTML, but would also call `repr`, which waits.
         html = self._repr_html_()
-        here = list(map(_peek, self.values))
-        text = f"<PerReplica of {counted(len(here), 'value')} on workers; print(value) fetches them>"
-        if all(here):
-            text = values_text("PerReplica", [value for (value,) in here])  # type: ignore[misc]
+        known_values = list(map(_peek, self.values))
+        text = f"<PerReplica of {counted(len(known_values), 'value')} on workers; print(value) fetches them>"
+        if all(known_values):
+            text = values_text("PerReplica", [value for (value,) in known_values])  # type: ignore[misc]
         return {"text/plain": text} if html is None else {"text/plain": text, "text/html": html}
 
     def _values_by_key(self) -> dict[Any, Any]:
@@ -193,7 +195,7 @@ def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
         reference = next((leaf._reference for leaf in leaves if isinstance(leaf, PerReplica) and leaf._reference), None)
         number = 0 if reference is None else reference.caller.num_made_again
         try:
-            here = results_of([value for row in rows for value in row])
+            results = results_of([value for row in rows for value in row])
         except (ClusterError, CollectiveError):
             # Calls that were made again have fewer values now.
             if reference is None or reference.caller.num_made_again == number:
@@ -202,7 +204,7 @@ def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
         for leaf, column in zip(leaves, columns, strict=True):
             if column is not None:
                 _become(leaf, column)
-        return [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
+        return [results[start : start + len(leaves)] for start in range(0, len(results), len(leaves))]
 
 
 def _peek(value: Any) -> tuple[Any] | None:

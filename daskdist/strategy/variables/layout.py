@@ -106,7 +106,7 @@ def with_dtype(value: Any, dtype: Any) -> Any:
     return optree.tree_map(lambda leaf: np.asarray(leaf, dtype) if is_array(leaf) else leaf, value, none_is_leaf=True)
 
 
-def leaves_like(layout: CopyLayout, value: Any, what: str) -> list[Any]:
+def leaves_like(layout: CopyLayout, value: Any, operation: str) -> list[Any]:
     """Return the leaves of a value, which must have the structure of a layout.
 
     Raises
@@ -119,7 +119,7 @@ def leaves_like(layout: CopyLayout, value: Any, what: str) -> list[Any]:
     try:
         leaves: list[Any] = layout.treespec.flatten_up_to(value)
     except ValueError as error:
-        raise ArgumentError(f"{what}: the value and the variable have different structures: {error}") from None
+        raise ArgumentError(f"{operation}: the value and the variable have different structures: {error}") from None
     return leaves
 
 
@@ -149,7 +149,7 @@ def _as_array(leaf: Any) -> Any:
         return leaf
 
 
-def check(what: str, layout: CopyLayout, leaves: Sequence[Any]) -> None:
+def check(operation: str, layout: CopyLayout, leaves: Sequence[Any]) -> None:
     """Raise an error if leaves have other shapes than a variable, or dtypes that cannot be cast to its own.
 
     Raises
@@ -160,16 +160,16 @@ def check(what: str, layout: CopyLayout, leaves: Sequence[Any]) -> None:
     for leaf, spec in zip(leaves, layout.specs, strict=True):
         is_there = is_on_device(leaf)
         if not is_there and not is_array(leaf):
-            raise ArgumentError(f"{what}: the value is {type(leaf).__name__}; give an array or a number")
+            raise ArgumentError(f"{operation}: the value is {type(leaf).__name__}; give an array or a number")
         value_spec = TensorSpec(tuple(leaf.shape), dtype_of(leaf)) if is_there else np.asarray(leaf)
         if value_spec.shape != spec.shape:
-            raise ArgumentError(f"{what}: the value has shape {value_spec.shape}; the variable has {spec.shape}")
+            raise ArgumentError(f"{operation}: the value has shape {value_spec.shape}; the variable has {spec.shape}")
         if type(leaf) is int and spec.dtype.kind in "iu":
             # A Python number has no dtype, so only its value must fit.
             info = np.iinfo(spec.dtype)
             if not info.min <= leaf <= info.max:
-                raise ArgumentError(f"{what}: {leaf} does not fit into the variable's {spec.dtype}")
+                raise ArgumentError(f"{operation}: {leaf} does not fit into the variable's {spec.dtype}")
         elif not np.can_cast(value_spec.dtype, spec.dtype, "same_kind"):
             raise ArgumentError(
-                f"{what}: the value has dtype {value_spec.dtype}, but the variable has {spec.dtype}; cast it first"
+                f"{operation}: the value has dtype {value_spec.dtype}, but the variable has {spec.dtype}; cast it first"
             )

@@ -41,7 +41,7 @@ def parts_of(value: Any) -> set[int]:
     return {id(part) for part in parts if not isinstance(part, _FOR_GOOD)}
 
 
-def copied(value: Any, what: str) -> Any:
+def copied(value: Any, operation: str) -> Any:
     """Return a deep copy of an object for one replica.
 
     Raises
@@ -54,12 +54,12 @@ def copied(value: Any, what: str) -> Any:
     # Objects may raise any error.
     except Exception as error:
         raise ArgumentError(
-            f"{what}: each replica needs a copy, and {type(value).__name__} cannot be copied: {error}; create it on "
-            "each replica, and assign it there"
+            f"{operation}: each replica needs a copy, and {type(value).__name__} cannot be copied: {error}; create it "
+            "on each replica, and assign it there"
         ) from error
 
 
-def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaContext, value: Any) -> Any:
+def aggregated(operation: str, aggregation: VariableAggregation, replica: ReplicaContext, value: Any) -> Any:
     """Aggregate the objects that all replicas assign; each replica calls this and gets its own result.
 
     Raises
@@ -70,24 +70,24 @@ def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaCont
         The objects cannot be copied, compared or added.
     """
     if aggregation is VariableAggregation.NONE:
-        box = _Box(value, _digest(value, what))
-        meet(replica, AgreedObjects(what, ADVICE), box)
+        box = _Box(value, _digest(value, operation))
+        meet(replica, AgreedObjects(operation, ADVICE), box)
         return box.value
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         is_first = replica.replica_id_in_sync_group == 0
         # Copy now, as the first replica may change its object as soon as all replicas have arrived.
-        contents = meet(replica, First(what), [copied(value, what)] if is_first else None)
-        return value if is_first else _on_device_of(replica, copied(contents[0], what))
+        contents = meet(replica, First(operation), [copied(value, operation)] if is_first else None)
+        return value if is_first else _on_device_of(replica, copied(contents[0], operation))
     try:
         nest = as_numpy(value, copied=False)
     except ArgumentError as error:
-        raise ArgumentError(f"{what}: aggregation {aggregation.name} is for nests of arrays: {error}") from None
+        raise ArgumentError(f"{operation}: aggregation {aggregation.name} is for nests of arrays: {error}") from None
     contents = replica.all_reduce(ReduceOp(aggregation.value), nest)
     for leaf, reduced_leaf in zip(optree.tree_leaves(nest), optree.tree_leaves(contents), strict=True):
         before, after = np.asarray(leaf).dtype, np.asarray(reduced_leaf).dtype
         if not np.can_cast(after, before, "same_kind"):
             raise ArgumentError(
-                f"{what}: aggregation {aggregation.name} of {before} results in {after}; give arrays of that dtype"
+                f"{operation}: aggregation {aggregation.name} of {before} results in {after}; give arrays of that dtype"
             )
     return like(value, contents)
 
@@ -125,7 +125,7 @@ class AgreedObjects(Agreed):
         return [(number, box.digest) for number, box in contributions.items()]
 
 
-def _digest(value: Any, what: str) -> bytes:
+def _digest(value: Any, operation: str) -> bytes:
     kind = type(value)
     has_state = isinstance(value, HasState) and not isinstance(value, type)
     try:
@@ -137,7 +137,8 @@ def _digest(value: Any, what: str) -> bytes:
     # Objects may raise any error.
     except Exception as error:
         raise ArgumentError(
-            f"{what}: {kind.__name__} cannot be compared between replicas, as it cannot be pickled ({error}); {ADVICE}"
+            f"{operation}: {kind.__name__} cannot be compared between replicas, as it cannot be pickled ({error}); "
+            f"{ADVICE}"
         ) from error
 
 
@@ -198,10 +199,14 @@ def _is_found(function: FunctionType) -> bool:
 
 def _of_array(array: Any) -> Any:
     try:
-        here = as_numpy(array, copied=False)
+        host_array = as_numpy(array, copied=False)
     except ArgumentError:
         return None
-    if here.dtype.kind == "T":
-        return (here.shape, here.tolist())
-    data = np.ascontiguousarray(here).reshape(-1)
-    return (str(here.dtype), here.shape, hashlib.sha256(data.view(np.uint8).data if data.size else b"").digest())
+    if host_array.dtype.kind == "T":
+        return (host_array.shape, host_array.tolist())
+    data = np.ascontiguousarray(host_array).reshape(-1)
+    return (
+        str(host_array.dtype),
+        host_array.shape,
+        hashlib.sha256(data.view(np.uint8).data if data.size else b"").digest(),
+    )

@@ -81,27 +81,27 @@ class ReplicaCopy:
         leaves = self.leaves
         return leaves if layout_of(self.variable).treespec is None else list(map(host_array, leaves))
 
-    def checked(self, how: str, value: Any) -> list[Any]:
+    def checked(self, method: str, value: Any) -> list[Any]:
         """Return the leaves of a value as arrays of the host or a device, or the object; raise if it does not fit."""
         layout = layout_of(self.variable)
         if layout.treespec is None:
-            self._check_change(how)
+            self._check_change(method)
             return [own_object(value, self.variable.name)]
-        what = f"{self.variable.name}.{how}"
-        leaves = as_arrays(leaves_like(layout, value, what))
-        check(what, layout, leaves)
+        operation = f"{self.variable.name}.{method}"
+        leaves = as_arrays(leaves_like(layout, value, operation))
+        check(operation, layout, leaves)
         return leaves
 
-    def write(self, how: str, leaves: Sequence[Any]) -> None:
+    def write(self, method: str, leaves: Sequence[Any]) -> None:
         """Change only this copy, to arrays on the host or on a device, or to another object."""
         variable = self.variable
         if layout_of(variable).treespec is None:
-            self._check_change(how)
-            new_leaves = list(leaves) if how not in _CHANGES else self._changed(how, *self.leaves, *leaves)
+            self._check_change(method)
+            new_leaves = list(leaves) if method not in _CHANGES else self._changed(method, *self.leaves, *leaves)
         else:
             specs = layout_of(variable).specs
             new_leaves = [self._own(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
-            change = _CHANGES.get(how)
+            change = _CHANGES.get(method)
             if change is not None:
                 new_leaves = list(map(change, self.leaves, new_leaves))
             new_leaves = list(map(frozen, new_leaves))
@@ -111,17 +111,17 @@ class ReplicaCopy:
             # The replicas of this process received the same object.
             self._store.put(*place, [copied(new_leaves[0], variable.name)])
 
-    def _check_change(self, how: str) -> None:
+    def _check_change(self, method: str) -> None:
         layout = layout_of(self.variable)
-        if how in _CHANGES and not layout.specs:
-            raise ArgumentError(f"{self.variable.name}.{how}: the value is {layout.kind}, not an array")
+        if method in _CHANGES and not layout.specs:
+            raise ArgumentError(f"{self.variable.name}.{method}: the value is {layout.kind}, not an array")
 
-    def _changed(self, how: str, nest: Any, delta: Any) -> list[Any]:
+    def _changed(self, method: str, nest: Any, delta: Any) -> list[Any]:
         try:
-            changed = optree.tree_map(_CHANGES[how], nest, delta, none_is_leaf=True)
+            changed = optree.tree_map(_CHANGES[method], nest, delta, none_is_leaf=True)
         except ValueError as error:
             raise ArgumentError(
-                f"{self.variable.name}.{how}: the value and the variable differ in structure or shape: {error}"
+                f"{self.variable.name}.{method}: the value and the variable differ in structure or shape: {error}"
             ) from None
         # Detach tensors, as their graphs would keep all earlier values alive.
         return [optree.tree_map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, changed)]
@@ -133,15 +133,15 @@ class ReplicaCopy:
             return np.array(host_array(leaf), dtype)
         if device.is_host or not is_on_device(leaf):
             return device.put(np.array(host_array(leaf), dtype))
-        xp, here = device.namespace, moved(leaf, device)
-        if dtype_of(here) != dtype:
-            return cast(xp, here, dtype)
-        return xp.asarray(here, copy=True) if here is leaf else here
+        xp, moved_leaf = device.namespace, moved(leaf, device)
+        if dtype_of(moved_leaf) != dtype:
+            return cast(xp, moved_leaf, dtype)
+        return xp.asarray(moved_leaf, copy=True) if moved_leaf is leaf else moved_leaf
 
 
-def own_object(value: Any, what: str) -> Any:
+def own_object(value: Any, operation: str) -> Any:
     """Return the object to assign on a replica: a copy of another variable's value, or the object itself."""
-    return copied(value.read_value(), what) if isinstance(value, VariableRecord) else value
+    return copied(value.read_value(), operation) if isinstance(value, VariableRecord) else value
 
 
 # --- called on each replica ---
@@ -237,16 +237,16 @@ def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
     return copies
 
 
-def write_on_replica(variable: VariableRecord, how: str, leaves: list[Any]) -> FlatResult:
+def write_on_replica(variable: VariableRecord, method: str, leaves: list[Any]) -> FlatResult:
     """Change only a replica's copy, and return its leaves."""
     copy = _required_copy(variable)
     if layout_of(variable).treespec is not None:
         leaves = as_arrays(leaves)
-        check(f"{variable.name}.{how}", layout_of(variable), leaves)
-    elif how == "assign":
+        check(f"{variable.name}.{method}", layout_of(variable), leaves)
+    elif method == "assign":
         # Copy, as the program or other replicas may have the same object.
-        leaves = [copied(own_object(leaf, variable.name), f"{variable.name}.{how}") for leaf in leaves]
-    copy.write(how, leaves)
+        leaves = [copied(own_object(leaf, variable.name), f"{variable.name}.{method}") for leaf in leaves]
+    copy.write(method, leaves)
     return _for_program(copy)
 
 

@@ -240,8 +240,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def _spec(self) -> TensorSpec:
         layout = self._layout
         if layout.treespec is None or not layout.treespec.is_leaf():
-            what = "an object" if layout.treespec is None else "a nest of arrays"
-            raise AttributeError(f"{self.name} is {what}, which has no shape or dtype; see read_value()")
+            kind = "an object" if layout.treespec is None else "a nest of arrays"
+            raise AttributeError(f"{self.name} is {kind}, which has no shape or dtype; see read_value()")
         return layout.specs[0]
 
     @property
@@ -335,55 +335,55 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         """Subtract from the value; see `assign_add`."""
         return self._assign("assign_sub", delta)
 
-    def _assign(self, how: str, value: Any) -> Any:
+    def _assign(self, method: str, value: Any) -> Any:
         copy = copy_on_replica(self)
         if copy is None:
-            return self._assign_between(how, value)
-        leaves = copy.checked(how, value)
+            return self._assign_between(method, value)
+        leaves = copy.checked(method, value)
         if not copy.is_own and self._layout.treespec is None:
-            leaves = [aggregated(f"{self.name}.{how}", self.aggregation, copy.replica, *leaves)]
+            leaves = [aggregated(f"{self.name}.{method}", self.aggregation, copy.replica, *leaves)]
         elif not copy.is_own:
-            leaves = self._aggregated(how, leaves, copy.replica)
-        copy.write(how, leaves)
+            leaves = self._aggregated(method, leaves, copy.replica)
+        copy.write(method, leaves)
         return self._layout.packed(copy.leaves)
 
-    def _aggregated(self, how: str, leaves: list[Any], replica: ReplicaContext) -> list[Any]:
+    def _aggregated(self, method: str, leaves: list[Any], replica: ReplicaContext) -> list[Any]:
         aggregation = self.aggregation
-        what = f"{self.name}.{how}"
+        operation = f"{self.name}.{method}"
         if aggregation is VariableAggregation.NONE:
-            meet(replica, Agreed(what, ADVICE), (leaves, self._layout.treespec))
+            meet(replica, Agreed(operation, ADVICE), (leaves, self._layout.treespec))
             return leaves
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             is_first = replica.replica_id_in_sync_group == 0
-            return meet(replica, First(what), leaves if is_first else None)  # type: ignore[no-any-return]
+            return meet(replica, First(operation), leaves if is_first else None)  # type: ignore[no-any-return]
         if aggregation is VariableAggregation.SUM and any(type(leaf) in NUMBERS for leaf in leaves):
             raise ArgumentError(
-                f"{what}: a Python number on each of {replica.num_replicas_in_sync} replicas would be summed, but is "
-                "usually the same on all; give the value of each replica as np.float64(x), or divide a total for all "
-                "by the number of replicas"
+                f"{operation}: a Python number on each of {replica.num_replicas_in_sync} replicas would be summed, but "
+                "is usually the same on all; give the value of each replica as np.float64(x), or divide a total for "
+                "all by the number of replicas"
             )
         return replica.all_reduce(ReduceOp(aggregation.value), leaves)  # type: ignore[no-any-return]
 
-    def _assign_between(self, how: str, value: Any) -> Any:
+    def _assign_between(self, method: str, value: Any) -> Any:
         strategy, layout = self._strategy_in_use(), self._layout
         if layout.treespec is None:
             leaves = [value]
         else:
-            leaves = list(map(_here, leaves_like(layout, value, f"{self.name}.{how}")))
+            leaves = list(map(_here, leaves_like(layout, value, f"{self.name}.{method}")))
             # The aggregated value of an ON_READ variable, not that of each replica.
             leaves = [leaf.read_value() if isinstance(leaf, Variable) and is_on_read(leaf) else leaf for leaf in leaves]
             if self.synchronization is VariableSynchronization.ON_READ and self.aggregation is VariableAggregation.SUM:
-                if how != "assign":
+                if method != "assign":
                     raise ArgumentError(
-                        f"{self.name}.{how}: the replicas' values are summed when they are read (ON_READ), so there is "
-                        "no single value to change; change it on a replica, or assign the new sum"
+                        f"{self.name}.{method}: the replicas' values are summed when they are read (ON_READ), so there "
+                        "is no single value to change; change it on a replica, or assign the new sum"
                     )
-                leaves = self._parts(how, leaves, strategy.num_replicas_in_sync)
-        return self._as_one(self._write(how, leaves))
+                leaves = self._parts(method, leaves, strategy.num_replicas_in_sync)
+        return self._as_one(self._write(method, leaves))
 
-    def _parts(self, how: str, leaves: list[Any], num_replicas: int) -> list[Any]:
+    def _parts(self, method: str, leaves: list[Any], num_replicas: int) -> list[Any]:
         # Split the value into equal parts for the replicas; parts of whole numbers may differ by one.
-        self._check_here(how, leaves)
+        self._check_here(method, leaves)
 
         def part(leaf: Any, dtype: np.dtype[Any]) -> Any:
             if type(leaf) is PerReplica:
@@ -395,19 +395,19 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
 
         return [part(leaf, spec.dtype) for leaf, spec in zip(leaves, self._layout.specs, strict=True)]
 
-    def _check_here(self, how: str, leaves: list[Any]) -> None:
+    def _check_here(self, method: str, leaves: list[Any]) -> None:
         # Raise errors in this process if the value is known here.
         layout = self._layout
         if layout.treespec is not None and not any(
             isinstance(leaf, (AsyncValue, PerReplica, Variable)) for leaf in leaves
         ):
-            check(f"{self.name}.{how}", layout, leaves)
+            check(f"{self.name}.{method}", layout, leaves)
 
-    def _write(self, how: str, leaves: list[Any]) -> list[PerReplica]:
+    def _write(self, method: str, leaves: list[Any]) -> list[PerReplica]:
         layout = self._layout
-        self._check_here(how, leaves)
+        self._check_here(method, leaves)
         return internals_of(self._strategy_in_use()).call_each(
-            layout.num_leaves, "variable", write_on_replica, self, how, leaves
+            layout.num_leaves, "variable", write_on_replica, self, method, leaves
         )
 
     def _as_one(self, columns: list[PerReplica]) -> Any:
@@ -569,12 +569,12 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def __repr__(self) -> str:
         layout = self._layout
         if layout.treespec is None:
-            what = layout.kind
+            contents = layout.kind
         elif layout.treespec.is_leaf():
-            what = str(layout.specs[0])
+            contents = str(layout.specs[0])
         else:
-            what = str(optree.tree_unflatten(layout.treespec, layout.specs))
-        return f"<Variable {self.name!r}: {what}, {self.synchronization.name}, {self.aggregation.name}>"
+            contents = str(optree.tree_unflatten(layout.treespec, layout.specs))
+        return f"<Variable {self.name!r}: {contents}, {self.synchronization.name}, {self.aggregation.name}>"
 
     # Equality is elementwise, as for arrays, so the variable is not hashable.
     __hash__ = None  # type: ignore[assignment]

@@ -35,9 +35,10 @@ def resplit(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: Res
         return
     placeholders = Placeholders()
     leaves = [list(map(placeholders.leaf, batch.pieces(number))) for number in range(len(batch.leaves))]
-    what = cut_piece, placeholders.handles, placeholders.picks, leaves, batch.structure, batch.skips_empty
+    arguments = cut_piece, placeholders.handles, placeholders.picks, leaves, batch.structure, batch.skips_empty
     pieces = [
-        submit.call(*what, number, size, worker=worker, name="resplit") for number, worker in enumerate(group.worker_of)
+        submit.call(*arguments, number, size, worker=worker, name="resplit")
+        for number, worker in enumerate(group.worker_of)
     ]
     batch.leaves = [
         PerReplicaRef(source, tuple(pieces), pick_from_rows(0, number, batch.is_writable), group.worker_of)

@@ -218,8 +218,8 @@ class Peers:
         return Status.dont_reply
 
     async def _read_all(self, comm: Comm, link: str) -> None:
-        came = asyncio.Event()
-        acknowledging = asyncio.ensure_future(self._acknowledge(comm, link, came))
+        has_arrived = asyncio.Event()
+        acknowledging = asyncio.ensure_future(self._acknowledge(comm, link, has_arrived))
         # Reading raises the same error.
         acknowledging.add_done_callback(lambda task: task.cancelled() or task.exception())
         reader = BatchReader(comm, is_framed=False)
@@ -227,16 +227,16 @@ class Peers:
             while True:
                 for number, message in await reader.read():
                     self._take(link, number, message)
-                came.set()
+                has_arrived.set()
         finally:
             acknowledging.cancel()
 
-    async def _acknowledge(self, comm: Comm, link: str, came: asyncio.Event) -> None:
+    async def _acknowledge(self, comm: Comm, link: str, has_arrived: asyncio.Event) -> None:
         while True:
-            await came.wait()
+            await has_arrived.wait()
             # Acknowledge messages that arrive soon together.
             await asyncio.sleep(ACKNOWLEDGED_WITHIN_S)
-            came.clear()
+            has_arrived.clear()
             await comm.write(pack_messages([self._last[link]]))
 
     def _take(self, link: str, number: int, message: Any) -> None:
