@@ -155,6 +155,7 @@ OF_OBJECTS_OF_USERS = {
     "core/vectorize/sandbox.py",
     "core/vectorize/tracer.py",
     "checkpoint/checkpoint.py",
+    "checkpoint/checkpoint_manager.py",
     "dataset.py",
     "execute/stream/local_iterator.py",
     "strategy/input/dataset.py",
@@ -689,6 +690,9 @@ def test_datasets_show_what_users_call(cls):
 
 # The names that users call of other objects, in the README or as TensorFlow has them.
 PUBLIC_NAMES = {
+    "Checkpoint": "epoch save restore",
+    "CheckpointManager": "directory keep steps path save restore wait close",
+    "ElementIterator": "stats state_dict load_state_dict close",
     "PerReplica": "values compute persist visualize",
     "DistributedDataset": "cardinality element_spec explain progress sharding",
     "DistributedIterator": "element_spec get_next get_next_as_optional stats state_dict load_state_dict close",
@@ -710,7 +714,7 @@ PUBLIC_NAMES = {
 }
 
 
-def test_objects_show_what_users_call():
+def test_objects_show_what_users_call(tmp_path):
     strategy = daskdist.MirroredStrategy(["CPU:0"])
     distributed = strategy.distribute_dataset(daskdist.Dataset.range(2).batch(2))
     with strategy.scope():
@@ -718,14 +722,17 @@ def test_objects_show_what_users_call():
     contexts = []
     strategy.run(lambda: contexts.append(daskdist.get_replica_context()))
     objects = [strategy, distributed, iter(distributed), variable, *contexts, daskdist.PerReplica([1, 2])]
+    objects += [iter(daskdist.Dataset.range(2)), daskdist.Checkpoint(epoch=0), daskdist.CheckpointManager(tmp_path)]
     names = {type(obj).__name__: sorted(name for name in dir(obj) if not name.startswith("_")) for obj in objects}
     assert names == {name: sorted(text.split()) for name, text in PUBLIC_NAMES.items()}
 
 
 @pytest.mark.cluster
-def test_strategies_on_clusters_show_their_client_too(on_cluster):
+def test_objects_on_clusters_show_what_users_call(on_cluster):
     names = [name for name in dir(on_cluster) if not name.startswith("_")]
     assert names == sorted(["client", *PUBLIC_NAMES["MirroredStrategy"].split()])
+    value = on_cluster.reduce("sum", on_cluster.run(lambda: 1.0))
+    assert [name for name in dir(value) if not name.startswith("_")] == ["compute", "persist", "result", "visualize"]
 
 
 def test_the_help_of_datasets_lists_their_methods_by_task():

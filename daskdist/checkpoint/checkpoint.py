@@ -161,9 +161,9 @@ class Checkpoint:
         A process that dies while saving leaves a hidden temporary file beside the path, which the next save removes.
         So only one process at a time may save to a path.
         """
-        write(os.fspath(path), self.states(copied=False), Storage(storage_options))
+        write(os.fspath(path), self._states(copied=False), Storage(storage_options))
 
-    def states(self, *, copied: bool = True) -> dict[str, Any]:
+    def _states(self, *, copied: bool = True) -> dict[str, Any]:
         """Return the current states by name, as nests of NumPy arrays and Python values.
 
         Parameters
@@ -217,9 +217,9 @@ class Checkpoint:
         arrays of its type, dtype and device.
         """
         refuse_replicas("Checkpoint", _IN_PROGRAM)
-        self.set_states(read_states(os.fspath(path), Storage(storage_options)), os.fspath(path))
+        self._set_states(read_states(os.fspath(path), Storage(storage_options)), os.fspath(path))
 
-    def set_states(self, saved: dict[str, Any], path: str) -> None:
+    def _set_states(self, saved: dict[str, Any], path: str) -> None:
         """Restore the objects and values to states that were read from a file."""
         missing = [name for name in self._objects if name not in saved]
         superfluous = [name for name in saved if name not in self._objects]

@@ -162,9 +162,9 @@ class CheckpointManager:
         the file is written, checkpoints later than the restored one are deleted.
         """
         _check_type("save", checkpoint)
-        return self.save_states(checkpoint.states(), step)
+        return self._save_states(checkpoint._states(), step)
 
-    def save_states(
+    def _save_states(
         self, states: dict[str, Any], step: int | None = None, check: Callable[[], None] | None = None
     ) -> int:
         """Save states that are copies as `save` does; ``check`` raises an error if they are no longer wanted."""
@@ -206,13 +206,13 @@ class CheckpointManager:
             There are checkpoints, but all of them are damaged; or the one of the given step is, or is missing.
         """
         _check_type("restore", checkpoint)
-        number, states = self.newest_states(step)
+        number, states = self._newest_states(step)
         if number is not None:
-            checkpoint.set_states(states, self.path(number))
+            checkpoint._set_states(states, self.path(number))
             self._step = number
         return number
 
-    def newest_states(self, step: int | None = None) -> tuple[int | None, dict[str, Any]]:
+    def _newest_states(self, step: int | None = None) -> tuple[int | None, dict[str, Any]]:
         """Return the newest complete states in the directory and their step, from which the next save continues.
 
         See `restore`.
@@ -268,7 +268,7 @@ class CheckpointManager:
             if writer is not None:
                 writer.shutdown(wait=self._writing is None)
 
-    def claim(self) -> None:
+    def _claim_directory(self) -> None:
         """Refuse, from now on, the saves of managers that claimed the directory before.
 
         Raises

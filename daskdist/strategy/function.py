@@ -17,7 +17,7 @@ from daskdist.devices import dtype_of, is_on_device
 from daskdist.display.plain_text import PlainText
 from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
-from daskdist.strategy.values.async_value import AsyncValue
+from daskdist.strategy.values.async_value import AsyncValue, send_operations
 from daskdist.strategy.values.extract import Extract
 from daskdist.strategy.values.per_replica import PerReplica, num_values, reference_of
 from daskdist.strategy.values.placeholders import Placeholders, filled
@@ -90,7 +90,7 @@ class Function:
                 _check(args, self.input_signature, self._name, current)
             result = self._fn(*args, **kwargs)
             # Let workers compute operations on values, too.
-            settle(result)
+            send_operations_in(result)
         self._last = current
         return result
 
@@ -120,13 +120,13 @@ class Function:
         return PlainText("\n".join([line, *waits]))
 
 
-def settle(nest: Any) -> None:
+def send_operations_in(nest: Any) -> None:
     """Send the operations on the asynchronous values in a nest."""
     for leaf in optree.tree_leaves(nest):
         if isinstance(leaf, AsyncValue):
-            leaf.settle()
+            send_operations(leaf)
         elif isinstance(leaf, PerReplica) and reference_of(leaf) is None:
-            settle(leaf.values)
+            send_operations_in(leaf.values)
 
 
 def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current: Capture) -> None:
@@ -160,7 +160,7 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
 
 
 def _check_part(spec: TensorSpec, part: Any, part_name: str, current: Capture) -> None:
-    if not isinstance(part, AsyncValue) or part.is_here:
+    if not isinstance(part, AsyncValue) or part.source is None:
         check_spec([], [], part, spec, part_name)
         return
     if _is_known(spec, part.spec, part_name):

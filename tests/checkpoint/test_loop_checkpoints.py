@@ -212,11 +212,11 @@ def test_all_replicas_learn_that_a_save_failed(gated):  # noqa: F811
 
 def test_one_run_at_a_time_saves_to_a_directory(tmp_path):
     first, second = CheckpointManager(tmp_path), CheckpointManager(tmp_path)
-    first.claim()
+    first._claim_directory()
     first.save(Checkpoint(epoch=1))
     first.wait()
     copy = pickle.loads(pickle.dumps(second))
-    copy.claim()
+    copy._claim_directory()
     first.save(Checkpoint(epoch=2))
     with pytest.raises(FileError, match="another run has begun to save checkpoints here"):
         first.close()
@@ -233,7 +233,7 @@ def test_a_save_that_is_over_is_refused(tmp_path):
     def refuse():
         raise FileError("its program is gone")
 
-    manager.save_states({"epoch": 1}, check=refuse)
+    manager._save_states({"epoch": 1}, check=refuse)
     with pytest.raises(FileError, match="its program is gone"):
         manager.close()
     assert list(tmp_path.iterdir()) == []

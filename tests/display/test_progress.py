@@ -16,7 +16,7 @@ import daskdist
 from daskdist import Dataset, Options, errors
 from daskdist.display.progress_bar import RedrawnLine, TqdmBar, progress_bar
 from daskdist.display.step_times import StepTimes
-from daskdist.strategy.values.async_value import AsyncValue
+from daskdist.strategy.values.async_value import AsyncValue, peek
 
 
 class Terminal(io.StringIO):
@@ -105,7 +105,7 @@ def test_progress_does_not_wait_for_figures(on_cluster, terminal):
         assert isinstance(value, AsyncValue)
         steps.report(loss=value)
     assert "loss 1.5" in terminal.getvalue()
-    assert not value.is_here
+    assert peek(value) is None
 
 
 def test_times_are_of_steps_and_between_them():

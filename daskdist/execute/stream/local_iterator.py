@@ -215,11 +215,6 @@ class ElementIterator(Iterator[Any]):
         """The caller that computes the elements."""
         return self._interpreter.caller
 
-    @property
-    def num_skipped(self) -> int:
-        """The number of elements left out so far because reading or computing them failed."""
-        return self._interpreter.num_skipped
-
     def stats(self) -> dict[str, Any]:
         """Return statistics of the pass so far.
 

@@ -12,7 +12,7 @@ from daskdist.long_work import ProgressDisplay
 from daskdist.ops.split_batches import SplitBatches
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.pipeline import Pipeline
-from daskdist.strategy.values.async_value import AsyncValue
+from daskdist.strategy.values.async_value import peek
 
 
 class ProgressSteps(Iterator[Any]):
@@ -33,7 +33,7 @@ class ProgressSteps(Iterator[Any]):
         Values that have not arrived yet are not waited for: the previous ones stay.
         """
         for name, value in figures.items():
-            known_value = value.peek() if isinstance(value, AsyncValue) else (value,)
+            known_value = peek(value)
             if known_value is not None:
                 self._figures[name] = known_value[0]
 

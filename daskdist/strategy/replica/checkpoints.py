@@ -73,12 +73,12 @@ class ReplicaCheckpoints:
             except ArgumentError as error:
                 raise ArgumentError(f"checkpoint: {name!r}: {error}") from error
         if not self._number:
-            manager.save_states(states, check=None if self._end is None else self._end.check_saves)
+            manager._save_states(states, check=None if self._end is None else self._end.check_saves)
 
     def restore(self, manager: CheckpointManager, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Restore all replicas from the newest checkpoint; see `ReplicaContext.restore`."""
         self._check("restore", manager, objects)
-        newest = self._meet(First("restore"), self._outcome(lambda: self._used(manager).newest_states()))
+        newest = self._meet(First("restore"), self._outcome(lambda: self._used(manager)._newest_states()))
         if isinstance(newest, Failure):
             raise newest.error()
         number, saved = newest
@@ -124,7 +124,7 @@ class ReplicaCheckpoints:
     def _used(self, manager: CheckpointManager) -> CheckpointManager:
         if manager not in self._managers:
             # From now on, earlier calls of programs that are gone cannot write.
-            manager.claim()
+            manager._claim_directory()
             self._managers.append(manager)
         return manager
 

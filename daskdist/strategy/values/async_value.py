@@ -49,40 +49,15 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         if type(source) is Remote:
             self.worker = source.worker
         elif source.num_operations > _MOST_OPERATIONS:  # type: ignore[union-attr]
-            self.settle()
+            send_operations(self)
 
     def result(self) -> Any:
         """Wait for the value and return it."""
         return results_of([self])[0]
 
-    @property
-    def is_here(self) -> bool:
-        """Return whether the value is in this process."""
-        return self.source is None
-
-    def peek(self) -> tuple[Any] | None:
-        """Return the value in a tuple if it is in this process, or else None, without waiting or computing."""
-        source = self.source
-        if source is None:
-            return (self.known,)
-        known_result = self.caller.peek(source.handle) if type(source) is Remote else None
-        return known_result and (source.pick(known_result[0]),)  # type: ignore[union-attr]
-
-    def can_be_used_by(self, caller: ResultSource) -> bool:
-        """Return whether a call of this caller can use the value."""
-        return self.source is None or are_on_one_cluster(self.caller, caller)
-
-    def settle(self) -> None:
-        """Replace operations on other values by the result of a call, on their cluster or in this process."""
-        if not isinstance(self.source, Applied):
-            return
-        placeholders = Placeholders()
-        placeholders.leaf(self)
-        if placeholders.caller is None or not placeholders.caller.defers:
-            self.result()
-            return
-        handle = placeholders.caller.logged(partial(_apply_on_worker, placeholders.caller, self.source))
-        self.source = Remote(handle, ExtractAll(), placeholders.worker)
+    def __dir__(self) -> list[str]:
+        # What users call; the attributes belong to this package.
+        return sorted({*super().__dir__()} - set(AsyncValue.__slots__) - set(PendingValue.__slots__))
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
         operations = 1
@@ -186,6 +161,30 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
 
     # Equality is elementwise, as for arrays, so the value is not hashable.
     __hash__ = None  # type: ignore[assignment]
+
+
+def peek(value: Any) -> tuple[Any] | None:
+    """Return a value in a tuple if it is in this process, or else None, without waiting or computing."""
+    if not isinstance(value, AsyncValue):
+        return (value,)
+    source = value.source
+    if source is None:
+        return (value.known,)
+    known_result = value.caller.peek(source.handle) if type(source) is Remote else None
+    return known_result and (source.pick(known_result[0]),)  # type: ignore[union-attr]
+
+
+def send_operations(value: AsyncValue) -> None:
+    """Replace operations on other values by the result of a call, on their cluster or in this process."""
+    if not isinstance(value.source, Applied):
+        return
+    placeholders = Placeholders()
+    placeholders.leaf(value)
+    if placeholders.caller is None or not placeholders.caller.defers:
+        value.result()
+        return
+    handle = placeholders.caller.logged(partial(_apply_on_worker, placeholders.caller, value.source))
+    value.source = Remote(handle, ExtractAll(), placeholders.worker)
 
 
 def _apply_on_worker(caller: ResultSource, source: Applied, _: Any) -> Any:

@@ -12,7 +12,7 @@ from daskdist.core.cardinality import counted
 from daskdist.display.values import Summary, values_page, values_text
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.backend import ResultSource
-from daskdist.strategy.values.async_value import AsyncValue, are_on_one_cluster, persisted_value, workers_needed
+from daskdist.strategy.values.async_value import AsyncValue, are_on_one_cluster, peek, persisted_value, workers_needed
 from daskdist.strategy.values.collection import ValueCollection
 from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.no_single_value import NoSingleValue
@@ -90,15 +90,15 @@ class PerReplica(ValueCollection, DistributedValues):
         # Without waiting or fetching: a value that is not in this process is described by its spec.
         workers = [value.worker if isinstance(value, AsyncValue) else None for value in self.values]
         summaries = [
-            Summary.of(*known_value) if (known_value := _peek(value)) else _known_of(value) for value in self.values
+            Summary.of(*known_value) if (known_value := peek(value)) else _known_of(value) for value in self.values
         ]
         note = "Values stay on workers until they are read: print(value)."
-        return values_page("PerReplica", summaries, workers, "" if all(map(_peek, self.values)) else note)
+        return values_page("PerReplica", summaries, workers, "" if all(map(peek, self.values)) else note)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         # Notebooks show the HTML, but would also call `repr`, which waits.
         html = self._repr_html_()
-        known_values = list(map(_peek, self.values))
+        known_values = list(map(peek, self.values))
         text = f"<PerReplica of {counted(len(known_values), 'value')} on workers; print(value) fetches them>"
         if all(known_values):
             text = values_text("PerReplica", [value for (value,) in known_values])  # type: ignore[misc]
@@ -175,12 +175,12 @@ def _become(value: PerReplica, values: Sequence[Any] | PerReplicaRef) -> None:
 def can_be_used_by(value: PerReplica | AsyncValue, caller: ResultSource) -> bool:
     """Return whether a call of this caller can use a value, or the values of replicas, which have one source."""
     if isinstance(value, AsyncValue):
-        return value.can_be_used_by(caller)
+        return value.source is None or are_on_one_cluster(value.caller, caller)
     reference = value._reference
     if reference is not None:
         return are_on_one_cluster(reference.caller, caller)
     values = value.values
-    return not values or not isinstance(values[0], AsyncValue) or values[0].can_be_used_by(caller)
+    return not values or not isinstance(values[0], AsyncValue) or can_be_used_by(values[0], caller)
 
 
 def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
@@ -205,10 +205,6 @@ def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
             if column is not None:
                 _become(leaf, column)
         return [results[start : start + len(leaves)] for start in range(0, len(results), len(leaves))]
-
-
-def _peek(value: Any) -> tuple[Any] | None:
-    return value.peek() if isinstance(value, AsyncValue) else (value,)
 
 
 def _known_of(value: AsyncValue) -> Summary:
