@@ -731,7 +731,7 @@ def test_objects_show_what_users_call(tmp_path):
 def test_objects_on_clusters_show_what_users_call(on_cluster):
     names = [name for name in dir(on_cluster) if not name.startswith("_")]
     assert names == sorted(["client", *PUBLIC_NAMES["MirroredStrategy"].split()])
-    value = on_cluster.reduce("sum", on_cluster.run(lambda: 1.0))
+    value = on_cluster.reduce("sum", on_cluster.run(lambda: 1.0), axis=None)
     assert [name for name in dir(value) if not name.startswith("_")] == ["compute", "persist", "result", "visualize"]
 
 
