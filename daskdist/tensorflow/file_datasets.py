@@ -19,18 +19,12 @@ from daskdist.storage.filesystem import Storage
 from daskdist.tensorflow.dataset import TensorFlowDataset
 
 
-class TextLineDataset(TensorFlowDataset):
-    """The lines of text files as bytes, as in TensorFlow.
+class _RecordDataset(TensorFlowDataset):
+    # The records of files of one format as bytes.
 
-    Parameters
-    ----------
-    filenames
-        A path or a list of them, or a dataset of paths.
-    compression_type
-        None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
-    buffer_size, num_parallel_reads
-        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
-    """
+    @staticmethod
+    def _format(compression: str | None) -> Format:
+        raise NotImplementedError
 
     def __init__(
         self,
@@ -40,8 +34,35 @@ class TextLineDataset(TensorFlowDataset):
         num_parallel_reads: int | None = None,
         name: str | None = None,
     ) -> None:
-        form = Text(None, compression_of(compression_type))
+        """Read files.
+
+        Parameters
+        ----------
+        filenames
+            A path or a list of them, or a dataset of paths.
+        compression_type
+            None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
+        buffer_size, num_parallel_reads
+            Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
+        """
+        form = self._format(compression_of(compression_type))
         super().__init__(read_node(form, expand_filenames(filenames, form), name))
+
+
+class TextLineDataset(_RecordDataset):
+    """The lines of text files as bytes, as in TensorFlow."""
+
+    @staticmethod
+    def _format(compression: str | None) -> Format:
+        return Text(None, compression)
+
+
+class TFRecordDataset(_RecordDataset):
+    """The records of TFRecord files as bytes, as in TensorFlow."""
+
+    @staticmethod
+    def _format(compression: str | None) -> Format:
+        return TFRecord(compression=compression)
 
 
 class FixedLengthRecordDataset(TensorFlowDataset):
@@ -49,16 +70,12 @@ class FixedLengthRecordDataset(TensorFlowDataset):
 
     Parameters
     ----------
-    filenames
-        A path or a list of them, or a dataset of paths.
     record_bytes
         The length of a record in bytes.
     header_bytes, footer_bytes
         The number of bytes before the first record of a file and after the last; None for 0.
-    buffer_size, num_parallel_reads
-        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
-    compression_type
-        None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
+    filenames, buffer_size, compression_type, num_parallel_reads
+        As for `TFRecordDataset`.
     """
 
     def __init__(
@@ -74,31 +91,6 @@ class FixedLengthRecordDataset(TensorFlowDataset):
     ) -> None:
         compression = compression_of(compression_type)
         form = FixedLength(record_bytes, None, header_bytes or 0, footer_bytes or 0, compression)
-        super().__init__(read_node(form, expand_filenames(filenames, form), name))
-
-
-class TFRecordDataset(TensorFlowDataset):
-    """The records of TFRecord files as bytes, as in TensorFlow.
-
-    Parameters
-    ----------
-    filenames
-        A path or a list of them, or a dataset of paths.
-    compression_type
-        None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
-    buffer_size, num_parallel_reads
-        Accepted for compatibility: the setting ``window-bytes`` limits reading ahead, and the order is fixed.
-    """
-
-    def __init__(
-        self,
-        filenames: Any,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        form = TFRecord(compression=compression_of(compression_type))
         super().__init__(read_node(form, expand_filenames(filenames, form), name))
 
 

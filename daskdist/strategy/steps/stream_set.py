@@ -261,7 +261,7 @@ class StreamSet:
 
     def lost_error(self, lost: Sequence[str], why: str = "") -> BaseException:
         """Return the error of workers that are lost."""
-        rest = "no worker is left, make a new strategy"
+        rest = "no worker is left, create a new strategy"
         if len(self.lost()) < len(self.live_workers.present):
             rest = "calls that need them fail, and the next call continues with the remaining replicas"
         why += ended_for_memory(self.client, lost)

@@ -181,7 +181,7 @@ def send_operations(value: AsyncValue) -> None:
     placeholders = Placeholders()
     placeholders.leaf(value)
     if placeholders.caller is None or not placeholders.caller.defers:
-        value.result()
+        results_of([value])
         return
     handle = placeholders.caller.logged(partial(_apply_on_worker, placeholders.caller, value.source))
     value.source = Remote(handle, ExtractAll(), placeholders.worker)
