@@ -540,7 +540,7 @@ def test_a_function_is_inspected_again_when_a_part_of_it_changes(on_cluster):
 def test_a_strategy_of_this_process_is_closed():
     with mirrored(2) as strategy:
         assert strategy.run(lambda x: x + 1, args=(1,)).values == (2, 2)
-    with pytest.raises(errors.ClusterError, match="the strategy is closed; make another"):
+    with pytest.raises(errors.ClusterError, match="the strategy is closed; create another"):
         strategy.run(lambda x: x + 1, args=(1,))
     with pytest.raises(TypeError, match="a strategy stays in its program"):
         pickle.dumps(strategy)

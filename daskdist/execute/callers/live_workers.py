@@ -131,7 +131,9 @@ class LiveWorkers:
     @property
     def advice(self) -> str:
         """Advice about a value that lost workers had."""
-        return f"{self._lost_with}; load the last checkpoint, or make it again" if self._lost_with else "make it again"
+        return (
+            f"{self._lost_with}; load the last checkpoint, or create it again" if self._lost_with else "create it again"
+        )
 
     def replace_all(self, addresses: Sequence[str], why: str) -> None:
         """Continue with other workers only.

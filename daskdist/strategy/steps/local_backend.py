@@ -207,4 +207,4 @@ class LocalBackend:
 
 
 def _closed(name: str) -> ClusterError:
-    return ClusterError(f"{name}: the strategy is closed; make another")
+    return ClusterError(f"{name}: the strategy is closed; create another")
