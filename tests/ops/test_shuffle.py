@@ -246,11 +246,11 @@ class NeverCompacts(Synchronous):
 
 
 def test_memory_stays_near_the_buffer():
-    # Blocks have 4,096 rows. A row that stays in the buffer keeps its whole block, unless the block is compacted.
+    # Blocks have 1,638 rows. A row that stays in the buffer keeps its whole block, unless the block is compacted.
     # The rows fill twelve buffers: after nine, a block has no rows left, and no more memory is held than before.
-    num_rows, row_bytes, buffer_size = 1_200_000, 80, 100_000
+    num_rows, row_bytes, buffer_size = 480_000, 200, 40_000
     ds = Dataset.from_tensor_slices(np.zeros((num_rows, row_bytes // 8))).shuffle(buffer_size, seed=0).batch(10)
-    with dask.config.set({"daskdist.split-bytes": 4096 * row_bytes, "daskdist.window-bytes": "64 MiB"}):
+    with dask.config.set({"daskdist.split-bytes": 1638 * row_bytes, "daskdist.window-bytes": "64 MiB"}):
         window, elements = peak_of(ds)
         without, _ = peak_of(ds, NeverCompacts())
     assert elements == num_rows // 10
