@@ -129,7 +129,7 @@ def lines_of(data: AnyStr) -> list[AnyStr]:
     """Split text or bytes into lines, without their ends."""
     carriage, newline = ("\r", "\n") if isinstance(data, str) else (b"\r", b"\n")
     if data.endswith(carriage):
-        # It ends a line that lacks its newline.
+        # The last line ends with CR, and its LF is missing.
         data += newline
     if carriage in data:
         data = data.replace(carriage + newline, newline)

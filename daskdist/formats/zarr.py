@@ -357,7 +357,7 @@ class UnfinishedStore:
                 put(fs, place, json.dumps(metadata, indent=2).encode())
             if self.names != (LONE_NAME,):
                 with self._opened() as store, warnings.catch_warnings():
-                    # It warns that other readers may not know consolidated metadata; those look at each array instead.
+                    # Zarr warns that some readers ignore consolidated metadata; these read the metadata of each array.
                     warnings.simplefilter("ignore")
                     _library().consolidate_metadata(store)
             if not overwrite:

@@ -127,7 +127,7 @@ class MapOnDevice(Map):
     If the pipeline is not distributed, it is computed in this process, one whole element after the other.
     """
 
-    # It stays the last operation: strategies apply its function after everything else.
+    # Strategies apply the function after all other operations.
     facts = Facts(keeps_count=True, per_worker=True, on_device=True)
 
     @property

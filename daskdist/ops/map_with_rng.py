@@ -77,7 +77,7 @@ class MapWithRng(CountingNode, SpecFromCalls):
     in_order: bool = True
 
     name = "map_with_rng"
-    # It needs the global numbers of elements, which are unknown on a worker's share of the files.
+    # Not `per_worker`: on a worker's share of the files, the global numbers of elements are unknown.
     facts = Facts(keeps_count=True)
     may_have_ragged_rows = False
 

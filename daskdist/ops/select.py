@@ -98,7 +98,7 @@ class RegroupRows:
 
     def __call__(self, rows: Rows) -> Rows:
         if not len(rows):
-            # Their structure may be that of a function's input, as the function was not called.
+            # Rows of an empty block may have the structure of a function's input, as the function was not called.
             return rows
         places, structure = regrouped(rows.structure, self.regroup)
         if isinstance(rows, Block):

@@ -150,7 +150,7 @@ class ShuffleCursor:
         occupants = np.arange(size, dtype=dtype) if state is None else np.full(size, -1, dtype)
         for start in range(first, stop, _DRAWS):
             slots = self.rng.integers(size, size=min(_DRAWS, stop - start))
-            # Of the draws of one slot the last one counts.
+            # If a slot is drawn several times, the last draw counts.
             occupants[slots] = np.arange(size + start, size + start + len(slots), dtype=dtype)
         return occupants, first
 
@@ -213,7 +213,7 @@ class ShuffleCursor:
         return shuffled(rest, self.rng, _MOST_DRAWN)
 
     def _fill_more(self, num_elements: int) -> None:
-        # So that an error is raised at the same place however the input is cut, elements before it are drawn first.
+        # Draw the elements before an error first, so that it is raised at the same place however the input is cut.
         try:
             self.waiting.fill(self._pull_source, num_elements)
         except (Exhausted, NotReady):
@@ -229,7 +229,7 @@ class ShuffleCursor:
 
     def _draw(self, buffer: RowBuffer | BatchBuffer, incoming: Run) -> Run:
         if self.num_draws >= self.next_point:
-            # So that not all draws have to be made again.
+            # Save the state of the generator, so that a resumed pass repeats only the draws after it.
             self.context.note_point(self.num_draws, numbers_of(self.rng.bit_generator.state))
             self.next_point = self.num_draws + 2 * max(self.buffer_size, _DRAWS)
         self.num_draws += len(incoming)

@@ -140,7 +140,7 @@ class _Survey:
         if node.drops_remainder:
             self.dropping_operations.append(node.name)
         if isinstance(node, ExpandingNode) and level(node.source):
-            # It may return nothing for some groups, like a filter.
+            # The function may return no elements for some groups, as if these were filtered.
             self.group_filters.append(node.name)
         if drops_groups(node, skips_errors=self.skips_errors):
             self.group_filters.append(f"{node.name} under on_error='skip'" if self.skips_errors else node.name)

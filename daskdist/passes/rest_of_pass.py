@@ -71,13 +71,13 @@ class PassLayout:
 
 
 @dataclass(frozen=True)
-class Leg:
-    """A part of a pass that was shared out in one way.
+class PassSection:
+    """A section of a pass, in which its rows were shared out among the same replicas and workers.
 
     Parameters
     ----------
     layout
-        The way.
+        These replicas and workers.
     positions
         For each of its streams the pass, the seeds that operations drew, and the number of elements and of errors.
     """
@@ -86,12 +86,12 @@ class Leg:
     positions: tuple[tuple[Epoch, list[int], int, int], ...]
 
     def as_plain(self) -> list[Any]:
-        """Return the leg as data."""
+        """Return the section as data."""
         return [self.layout.as_plain(), list(self.positions)]
 
     @classmethod
-    def of_plain(cls, content: Sequence[Any]) -> Leg:
-        """Return the leg that `as_plain` returned."""
+    def of_plain(cls, content: Sequence[Any]) -> PassSection:
+        """Return the section that `as_plain` returned."""
         layout, positions = content
         return cls(PassLayout.of_plain(layout), tuple(positions))
 
@@ -100,15 +100,15 @@ class Leg:
 class RestOfStreams:
     """Row arithmetic of the remaining elements of streams, in the order of the steps that they would have made."""
 
-    leg: Leg
+    section: PassSection
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         sources = []
-        for opener, (its_epoch, _, num_elements, num_errors) in zip(inputs, self.leg.positions, strict=True):
+        for opener, (its_epoch, _, num_elements, num_errors) in zip(inputs, self.section.positions, strict=True):
             source: Any = opener(its_epoch)
             advance(source, num_elements, num_errors)
             sources.append(source)
-        return StepOrderCursor(sources, self.leg.layout.num_replicas)
+        return StepOrderCursor(sources, self.section.layout.num_replicas)
 
 
 @dataclass
@@ -155,7 +155,7 @@ class StepOrderCursor:
 
 
 def rest_of(
-    streams: Sequence[Primitive], leg: Leg, layout: PassLayout, spec: ElementSpec
+    streams: Sequence[Primitive], section: PassSection, layout: PassLayout, spec: ElementSpec
 ) -> tuple[Primitive, tuple[int, ...]]:
     """Return the stream of the remaining elements for a layout, and the path to the node whose inputs are ``streams``.
 
@@ -166,14 +166,14 @@ def rest_of(
     ----------
     streams
         The streams as they were shared out before.
-    leg
+    section
         How they were shared out, and their positions.
     layout
         How the rest is shared out.
     spec
         The spec of a batch.
     """
-    rest = Arrange(tuple(streams), RestOfStreams(leg), streams[0].grouped, name="rest")
+    rest = Arrange(tuple(streams), RestOfStreams(section), streams[0].grouped, name="rest")
     if layout.batch_size is None or not _stack(spec):
         return rest, ()
     rows = ungrouped(rest)

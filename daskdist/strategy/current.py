@@ -13,7 +13,7 @@ from daskdist.strategy.strategy import Strategy
 
 @cache
 def _default() -> ReplicaContext:
-    # It is on the host even if there are GPUs, as a program without a strategy uses the host.
+    # Use the host even if there are GPUs, as a program without a strategy does.
     strategy = MirroredStrategy(["CPU:0"])
     return ReplicaContext(0, 1, lambda: strategy)
 

@@ -201,7 +201,7 @@ def _as_arrow(column: Any, label: str) -> Any:
             f"{label} cannot become an array: {error}; leave it out, or give its values one type"
         ) from None
     if getattr(array.type, "extension_name", "") == "pandas.period":
-        # Its storage has the numbers of periods since 1970, which would be taken for values.
+        # The stored numbers count periods since 1970, and would be taken for values.
         raise ArgumentError(f"{label} cannot become an array: convert periods to times with dt.to_timestamp()")
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 

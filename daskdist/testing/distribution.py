@@ -68,7 +68,7 @@ class _SimulatedInput(LocalInput):
 
 
 class _SimulatedReader(Synchronous):
-    # It has its own backend, like the reader of a cluster.
+    # A caller that has a backend, as those of clusters have.
     def __init__(self, backend: Backend) -> None:
         super().__init__()
         self._backend = backend

@@ -378,7 +378,7 @@ def _of_each(
             if failed is not None:
                 failed.place = (stage, index)
         elif not stage:
-            # It failed before this block.
+            # The element failed before this block was computed.
             failed = FailedElement(failed.error, failed.split, (stage, index), failed.uncounted)
         if failed is not None:
             results.items += [failed] * factor

@@ -411,7 +411,7 @@ class _Walk:
             module = function.__module__ or ""
             self.emit(module, package_of(module))
         elif any(owner is generator for generator in _global_generators()):
-            # Their state differs after each call.
+            # Leave out the state of global generators, which differs after each call.
             self.emit("global generator")
         else:
             self.visit(owner)

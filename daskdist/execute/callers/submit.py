@@ -543,6 +543,6 @@ def of_default_client() -> Submit | None:
     if client.asynchronous or client.status != "running":
         return None
     workers = LiveWorkers(tuple(client.nthreads()))
-    # It is unknown whether workers can be connected to directly from here.
+    # Do not connect to workers directly: it is unknown whether they can be reached from here.
     workers.is_direct = False
     return Submit(client, workers) if workers.present else None

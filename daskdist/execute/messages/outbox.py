@@ -252,7 +252,7 @@ def _stream_of(comm: Comm) -> Any:
 
 
 def _second_socket(comm: Comm) -> socket.socket | None:
-    # It is None for TLS, which only one thread may use.
+    # Return None for TLS, as only one thread may use a TLS connection.
     first = _stream_of(comm).socket
     return None if isinstance(first, ssl.SSLSocket) else first.dup()
 

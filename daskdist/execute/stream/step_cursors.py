@@ -111,7 +111,7 @@ class JointCursor:
                 try:
                     step = feed.next()
                 except Exception:
-                    # Their elements were not handed out.
+                    # The elements of the earlier feeds were not handed out.
                     for earlier in self.feeds[:number]:
                         earlier.step_back()
                     raise
@@ -124,7 +124,7 @@ class JointCursor:
             if is_over:
                 raise OutOfRangeError(AT_ITS_END)
             num_empty = len([place for _, place in places if place < 0])
-            # It is a step if some replica has rows.
+            # A step in which a replica has rows is handed out.
             if num_empty < len(places):
                 break
         if num_empty and self._drops_uneven:

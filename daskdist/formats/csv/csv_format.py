@@ -269,7 +269,7 @@ class Csv(SampledFormat):
         piece = self._ranges(split.path or "").read(replace(split, payload=part.range), is_lenient=is_lenient)
         if piece.offset >= part.begin:
             return piece
-        # It contains the header, or blank lines before it.
+        # The piece begins with the header, or with blank lines before it.
         length = min(part.begin - piece.offset, len(piece.data))
         return replace(piece, data=piece.data[length:], offset=piece.offset + length)
 

@@ -219,7 +219,7 @@ class Dispatcher:
             return []
         iteration = consumer.iteration
         if iteration.can_lease:
-            # It waits for elements that other consumers have not acknowledged.
+            # The consumer waits for elements that others have not acknowledged.
             return self._assign(iteration, num_more=1)
         return [SendEnd(name)] if iteration.count and not iteration.waiting else []
 

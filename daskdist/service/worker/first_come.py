@@ -143,7 +143,7 @@ class FirstCome(Delivery):
 
     def _remove_from(self, consumer: Consumer, first: int, stop: int) -> None:
         consumer.held.remove(first, stop)
-        # It may hold elements that were not reproduced, whose size is unknown.
+        # The consumer may hold elements that were not produced again, whose sizes are unknown.
         consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0) if consumer.held else 0.0
 
     def _send(self) -> list[Action]:

@@ -36,7 +36,7 @@ from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
-from daskdist.passes.rest_of_pass import Leg
+from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import HostSteps, ahead_of
 from daskdist.strategy.input.options import InputOptions
@@ -117,7 +117,7 @@ class DistributedIterator:
         self._puts_on_devices = options.fetch_to_device and not all(device.is_host for device in devices)
         self._source = source
         # The earlier parts of the pass, divided otherwise than the rest.
-        self._legs: list[Leg] = []
+        self._sections: list[PassSection] = []
         self._open(pipelines, epochs)
         self._skips_empty = any(merged_options(pipeline.node).last_batch == "skip_empty" for pipeline in pipelines)
         # The steps that are read ahead for copies to devices, from the first step on.
@@ -427,7 +427,7 @@ class DistributedIterator:
             positions.append(StreamPosition(epoch, seeds, num_elements, num_others, answers))
         caller = self._interpreters[0].caller
         plain = [position.as_plain(caller) for position in positions]
-        return self._source.state(plain, self._legs, num_steps, is_over=self._is_over)
+        return self._source.state(plain, self._sections, num_steps, is_over=self._is_over)
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -451,14 +451,14 @@ class DistributedIterator:
 
     def _go_on(self, state: dict[str, Any]) -> None:
         source = self._source
-        legs, leg, positions, num_steps, is_over = source.position_of(state)
-        self._legs, pipelines, positions, is_exact = source.pipelines_at(legs, leg, positions)
+        sections, section, positions, num_steps, is_over = source.position_of(state)
+        self._sections, pipelines, positions, is_exact = source.pipelines_at(sections, section, positions)
         self._num_steps, self._is_over = num_steps, is_over
         self._open(pipelines, [position.epoch for position in positions], goes_on=True)
         for feed, primitive, position in zip(self._feeds.feeds, self._primitives, positions, strict=True):
             feed.move_to(primitive, position, is_exact=is_exact)
         self._handed_out = self._feeds.handed_out()
-        source.note_pass((self._legs or [leg])[0])
+        source.note_pass((self._sections or [section])[0])
         if self._is_over:
             self._close()
 

@@ -16,7 +16,7 @@ from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.ops.read_files import ReadFiles
 from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
-from daskdist.passes.rest_of_pass import Leg, PassLayout, final_batch, rest_of, with_batch_size
+from daskdist.passes.rest_of_pass import PassLayout, PassSection, final_batch, rest_of, with_batch_size
 from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
 from daskdist.strategy.input.pipeline import Pipeline
 
@@ -26,10 +26,10 @@ class PassPosition(NamedTuple):
 
     Parameters
     ----------
-    legs
-        The legs of the pass before the one in which the position was taken.
-    leg
-        The leg in which the position was taken.
+    sections
+        The sections of the pass before the one in which the position was taken.
+    section
+        The section in which the position was taken.
     positions
         The positions of its streams.
     num_steps
@@ -38,8 +38,8 @@ class PassPosition(NamedTuple):
         Whether the pass is over.
     """
 
-    legs: list[Leg]
-    leg: Leg
+    sections: list[PassSection]
+    section: PassSection
     positions: list[StreamPosition]
     num_steps: int
     is_over: bool
@@ -94,7 +94,7 @@ class PassSource:
     def state(
         self,
         positions: Sequence[Sequence[Any]],
-        legs: Sequence[Leg],
+        sections: Sequence[PassSection],
         num_steps: int,
         *,
         is_over: bool,
@@ -105,8 +105,8 @@ class PassSource:
         ----------
         positions
             The positions of the streams of all pipelines, as plain data.
-        legs
-            The earlier legs of the pass, which were divided otherwise.
+        sections
+            The earlier sections of the pass, which were divided otherwise.
         num_steps
             The number of steps that were handed out.
         is_over
@@ -118,7 +118,7 @@ class PassSource:
             num_steps,
             positions,
             layout=layout,
-            legs=[leg.as_plain() for leg in legs],
+            legs=[section.as_plain() for section in sections],
             is_over=is_over,
         )
 
@@ -132,73 +132,75 @@ class PassSource:
         """
         content = content_of(state, self.identity)
         try:
-            layout, legs = PassLayout.of_plain(content["layout"]), list(map(Leg.of_plain, content["legs"]))
+            layout, sections = PassLayout.of_plain(content["layout"]), list(map(PassSection.of_plain, content["legs"]))
             positions = content["positions"]
-            return PassPosition(legs, leg_of(layout, positions), positions, state["number"], content["is_over"])
+            return PassPosition(sections, section_of(layout, positions), positions, state["number"], content["is_over"])
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 f"load_state_dict: the position is of an iterator over a dataset that is not distributed, or is "
                 f"damaged ({error})"
             ) from None
 
-    def note_pass(self, leg: Leg) -> None:
-        """Count the pass that begins with a leg, so that later passes get other numbers."""
-        if len(leg.positions) == len(self.pipelines):
-            for pipeline, (epoch, *_) in zip(self.pipelines, leg.positions, strict=True):
+    def note_pass(self, section: PassSection) -> None:
+        """Count the pass that begins with a section, so that later passes get other numbers."""
+        if len(section.positions) == len(self.pipelines):
+            for pipeline, (epoch, *_) in zip(self.pipelines, section.positions, strict=True):
                 note_pass(pipeline.node, epoch)
         else:
             # All pipelines share these operations.
-            note_pass(self.pipelines[0].node, leg.positions[0][0])
+            note_pass(self.pipelines[0].node, section.positions[0][0])
 
     def pipelines_at(
-        self, before: Sequence[Leg], leg: Leg, positions: Sequence[StreamPosition]
-    ) -> tuple[list[Leg], list[Pipeline], list[StreamPosition], bool]:
+        self, before: Sequence[PassSection], section: PassSection, positions: Sequence[StreamPosition]
+    ) -> tuple[list[PassSection], list[Pipeline], list[StreamPosition], bool]:
         """Return the pipelines that continue from a position.
 
         Parameters
         ----------
         before
-            The legs of the pass before the one in which the position was taken.
-        leg
-            The leg in which the position was taken.
+            The sections of the pass before the one in which the position was taken.
+        section
+            The section in which the position was taken.
         positions
-            The positions of the leg's streams.
+            The positions of the section's streams.
 
         Returns
         -------
         before, pipelines, positions, is_exact
-            The earlier legs for later positions, the pipelines, the position in each of them, and whether elements
+            The earlier sections for later positions, the pipelines, the position in each of them, and whether elements
             have failed before.
         """
-        legs = [*before, leg]
-        is_exact = any(num_errors for earlier in legs for *_, num_errors in earlier.positions)
-        if leg.layout.is_like(self.layout):
+        sections = [*before, section]
+        is_exact = any(num_errors for earlier in sections for *_, num_errors in earlier.positions)
+        if section.layout.is_like(self.layout):
             if before:
-                return list(before), [self._rest(legs[:-1], leg.layout)[0]], list(positions), is_exact
+                return list(before), [self._rest(sections[:-1], section.layout)[0]], list(positions), is_exact
             return [], list(map(_with_seeds, self.pipelines, positions)), list(positions), is_exact
         if before:
             # The rest was one stream for all replicas already.
-            legs[-1] = replace(leg, layout=replace(leg.layout, num_replicas=(sum(leg.layout.num_replicas),)))
-        pipeline, path = self._rest(legs, self.layout)
+            sections[-1] = replace(
+                section, layout=replace(section.layout, num_replicas=(sum(section.layout.num_replicas),))
+            )
+        pipeline, path = self._rest(sections, self.layout)
         answers = Answers()
         for number, position in enumerate(positions):
             answers.add(position.answers, (*path, number))
-        return legs, [pipeline], [StreamPosition((0,), [], 0, 0, answers)], is_exact
+        return sections, [pipeline], [StreamPosition((0,), [], 0, 0, answers)], is_exact
 
-    def _rest(self, legs: Sequence[Leg], layout: PassLayout) -> tuple[Pipeline, Any]:
-        streams = [plan(node) for node in self._nodes_of(legs[0])]
+    def _rest(self, sections: Sequence[PassSection], layout: PassLayout) -> tuple[Pipeline, Any]:
+        streams = [plan(node) for node in self._nodes_of(sections[0])]
         path: Any = ()
-        for leg, following in zip(legs, [*[later_leg.layout for later_leg in legs[1:]], layout], strict=True):
-            primitive, path = rest_of(streams, leg, following, self.spec)
+        for section, following in zip(sections, [*[later.layout for later in sections[1:]], layout], strict=True):
+            primitive, path = rest_of(streams, section, following, self.spec)
             streams = [primitive]
         readers = tuple(dict.fromkeys(reader for pipeline in self.pipelines for reader in pipeline.readers))
         consumers = tuple(consumer for pipeline in self.pipelines for consumer in pipeline.consumers)
         node = next(pipeline.node for pipeline in self.pipelines if pipeline.node is not None)
         return Pipeline(node, readers, consumers, varies=True, rest=streams[0]), path
 
-    def _nodes_of(self, leg: Leg) -> list[Node]:
-        # The pipelines of a leg.
-        layout = leg.layout
+    def _nodes_of(self, section: PassSection) -> list[Node]:
+        # The pipelines of a section.
+        layout = section.layout
         if self.share_out is None:
             raise ArgumentError(
                 f"load_state_dict: the position is of {len(layout.num_replicas)} input pipelines of "
@@ -221,7 +223,8 @@ class PassSource:
                 f"daskdist.split-bytes, and it had another value when the position was taken; set it {as_it_was}"
             )
         return [
-            with_drawn(pipeline_node, seeds) for pipeline_node, (_, seeds, *_) in zip(nodes, leg.positions, strict=True)
+            with_drawn(pipeline_node, seeds)
+            for pipeline_node, (_, seeds, *_) in zip(nodes, section.positions, strict=True)
         ]
 
 
@@ -238,9 +241,9 @@ def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
     return replace(pipeline, node=with_drawn(pipeline.node, position.seeds))
 
 
-def leg_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> Leg:
+def section_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> PassSection:
     """Return the part of a pass with streams at some positions."""
-    return Leg(
+    return PassSection(
         layout,
         tuple([(position.epoch, position.seeds, position.num_elements, position.num_errors) for position in positions]),
     )

@@ -449,7 +449,7 @@ class PassReaders:
         resumed_pass = resumed(self._plan, self._read_plan, state)
         # All replicas of this process that load the same state share readers.
         token = f"{self._token}.{hashlib.sha256(bytes(state['position'])).hexdigest()[:16]}"
-        number = 0 if resumed_pass.legs else self._plan.number
+        number = 0 if resumed_pass.sections else self._plan.number
         before = self._later
         self._first = self._shared(f"{token}.first", number, resumed_pass.read_plan)
         self._read_plan = replace(self._read_plan, epochs=in_pass(self._plan, resumed_pass.epochs).epochs)
@@ -468,7 +468,7 @@ class PassReaders:
         if lane:
             return None
         is_first = self._resumed is not None and not iteration
-        number = 0 if is_first and self._resumed.legs else self._plan.number  # type: ignore[union-attr]
+        number = 0 if is_first and self._resumed.sections else self._plan.number  # type: ignore[union-attr]
         if shared_pass is not None:
             return number, shared_pass.position(num_taken)
         if is_first:
@@ -492,9 +492,9 @@ class PassReaders:
                     f"{number} {part.num_steps} steps of pass {part.iteration}; call it at the same step on all"
                 )
         positions = [position for _, position in sorted([part.position for part in parts if part.position])]
-        legs = self._resumed.legs if self._resumed is not None and not first.iteration else []
+        sections = self._resumed.sections if self._resumed is not None and not first.iteration else []
         is_over = any(part.is_over for part in parts)
-        return self._plan.source.state(positions, legs, first.num_steps, is_over=is_over)
+        return self._plan.source.state(positions, sections, first.num_steps, is_over=is_over)
 
     def wake(self) -> None:
         """End the wait of another thread for steps of the replica, which gets no more."""

@@ -27,7 +27,7 @@ from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import read_by
-from daskdist.passes.rest_of_pass import Leg
+from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.collectives.step_counts import RemotePipeline
 from daskdist.strategy.input.dataset import (
     DistributedDataset,
@@ -354,8 +354,8 @@ class ResumedPass(NamedTuple):
         The first replica that its pipeline serves.
     epochs
         The numbers of the pass, for each input pipeline of the plan that later passes follow.
-    legs
-        The earlier legs of the pass, which were divided otherwise.
+    sections
+        The earlier sections of the pass, which were divided otherwise.
     num_steps
         The number of steps that were taken.
     is_over
@@ -365,7 +365,7 @@ class ResumedPass(NamedTuple):
     read_plan: SharedReadPlan
     first_replica: int
     epochs: list[Epoch]
-    legs: list[Leg]
+    sections: list[PassSection]
     num_steps: int
     is_over: bool
 
@@ -380,13 +380,15 @@ def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> Resumed
     """
     source = plan.source
     position = source.position_of(state)
-    legs, pipelines, positions, is_exact = source.pipelines_at(position.legs, position.leg, position.positions)
-    (first, *_) = [*legs, position.leg]
+    sections, pipelines, positions, is_exact = source.pipelines_at(
+        position.sections, position.section, position.positions
+    )
+    (first, *_) = [*sections, position.section]
     epochs = [epoch for epoch, *_ in first.positions]
     if len(epochs) != len(source.pipelines):
         # The same operations have the same numbers in all pipelines.
         epochs = epochs[:1] * len(source.pipelines)
-    if legs:
+    if sections:
         read_plan = replace(read_plan, pipeline=pipelines[0], others=(), epochs=(positions[0].epoch,))
         first_replica = 0
     else:
@@ -404,7 +406,7 @@ def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> Resumed
         )
         first_replica = plan.first_replica
     read_plan = replace(read_plan, positions=tuple(positions), is_exact=is_exact)
-    return ResumedPass(read_plan, first_replica, epochs, legs, position.num_steps, position.is_over)
+    return ResumedPass(read_plan, first_replica, epochs, sections, position.num_steps, position.is_over)
 
 
 def shared_reader(token: str, worker: str | None, number: int, read_plan: SharedReadPlan) -> SharedReader:

@@ -207,7 +207,7 @@ def _small(most_bytes: float, value: Any) -> Any:
     if type(packed) is Packed:
         # Copy now, as the replica may change it before it is sent.
         return packed._replace(buffers=[bytes(buffer.raw) for buffer in packed.buffers])
-    # It does not pickle, but can be used on its worker.
+    # The value cannot be pickled, but calls on its worker can use it.
     return StaysOnWorker(num_bytes)
 
 

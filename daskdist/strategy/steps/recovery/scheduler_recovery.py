@@ -70,7 +70,7 @@ class SchedulerRecovery(WorkerRecovery):
             except (ClusterError, OSError):
                 if connection is self.client.scheduler_comm:
                     raise
-                # It was lost again.
+                # The scheduler was lost again.
 
     def _abandon_leaving(self) -> None:
         # Without their scheduler, workers end as soon as the calls that were sent to them have.

@@ -91,7 +91,7 @@ class TaskData:
         except KeyError:
             return self._brought().get()
         except Exception as error:
-            # It was spilled to disk, and cannot be read again.
+            # Dask has spilled the value to disk, and cannot read it again.
             return Failed(Failure.of(error), None)
         if type(value) is Batches:
             self._batches[self._key] = value

@@ -525,7 +525,7 @@ class StepsOnWorker:
             outcome = next(value for value in values if type(value) is Failed)
         else:
             function, args = values[0]
-            # It counts as a call of the worker's first replica.
+            # The call counts as one of the worker's first replica.
             running = call.number, next(iter(self._slots))
             self._running[running] = call.name, time.monotonic(), None
             try:

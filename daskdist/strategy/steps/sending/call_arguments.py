@@ -211,7 +211,7 @@ def last_reference(record: Record, place: int, error: Exception) -> tuple[Any, .
     try:
         return "p", cloudpickle.dumps(received_outcome(structure, payload))
     except Exception as unpickled:
-        # It was sent, but cannot be unpickled here.
+        # The value was sent, but cannot be unpickled here.
         return "f", Failed(Failure.of(unpickled), None)
 
 
