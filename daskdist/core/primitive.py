@@ -117,7 +117,7 @@ class Context(Protocol):
         Parameters
         ----------
         make
-            Returns numbers, text or tuples of these. Calls are told apart by their order.
+            Returns numbers, text or tuples of these. Calls are distinguished by their order.
         """
         ...
 

@@ -209,7 +209,7 @@ class Device(Protocol):
         ...
 
     def is_pinned(self, array: Any) -> bool:
-        """Return whether a NumPy array lies in pinned memory."""
+        """Return whether a NumPy array is in pinned memory."""
         ...
 
     def lock(self, array: Any) -> bool:

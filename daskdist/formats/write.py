@@ -332,7 +332,7 @@ class DirectoryWriter:
         return next(names for names in candidates if old.keys().isdisjoint(names))
 
     def _clean(self, waiting: str, old: Sequence[str]) -> None:
-        # Best effort, also for files of killed processes: whatever stays is hidden, or ignored by the manifest.
+        # Best effort, also for files of killed processes: files that remain are hidden, or not in the manifest.
         fs, root = self._located
         with suppress(OSError):
             for name in old:
@@ -511,7 +511,7 @@ def npy_to_write(operation: str, spec: ElementSpec) -> WritableFormat:
 
 
 def rows_of_chunk(spec: ElementSpec, num_rows: int) -> int:
-    """Return the default number of rows in a chunk: that of a call, limited by the number of all rows if known."""
+    """Return the default number of rows in a chunk: the rows of a call, or all rows if these are known to be fewer."""
     row_bytes = sum(prod(size or 1 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)
     most = in_bytes("bundle-bytes") // max(row_bytes, 1)
     return max(1, min(most, num_rows) if num_rows >= 0 else most)

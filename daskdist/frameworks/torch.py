@@ -37,7 +37,6 @@ from daskdist.frameworks.convert import (
 )
 from daskdist.strategy.current import get_replica_context, has_strategy
 
-# Protocols of Dask's that encrypt.
 # The interfaces on which gloo and NCCL listen.
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Held while this process has a group.

@@ -130,7 +130,7 @@ class LengthsOf:
 
 @dataclass(frozen=True)
 class SizeRows:
-    """The arithmetic of it; its input is a stream with each element's length."""
+    """The row arithmetic of `batch_by_size`; its input is a stream with each element's length."""
 
     budget: int
     buffer_size: int | None

@@ -29,7 +29,7 @@ class RegroupedLeaves(Transformation):
 
     @property
     def regroup(self) -> Regroup:
-        """The function that makes the nest of a new element of that of an old one."""
+        """The function that builds the nest of a new element from that of an old one."""
         raise NotImplementedError
 
     @property

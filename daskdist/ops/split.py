@@ -446,7 +446,7 @@ def splitter(
 
 
 def _check_numbered(operation: str, node: Node) -> None:
-    # Check that elements can be told apart by their numbers, in every iteration.
+    # Check that elements can be distinguished by their numbers, in every iteration.
     if any(isinstance(upstream, Repeat) for upstream in walk(node)):
         raise ArgumentError(
             f"{operation}: the dataset is repeated, so that an element would be in several parts; split it first, and "

@@ -26,7 +26,7 @@ logger: Final = logging.getLogger("daskdist")
 
 # The operations and the lengths of windows about which a warning was logged.
 WARNED_OF: Final[set[tuple[str, int]]] = set()
-# The most windows of one pull, unless they lie in one block.
+# The most windows of one pull, unless they are in one block.
 _AT_ONCE = 1024
 
 

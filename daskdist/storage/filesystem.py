@@ -120,7 +120,7 @@ class Storage:
 
     def _listed_remote(self, path: str, suffixes: tuple[str, ...]) -> Listing:
         fs, inner = self.located(path)
-        # The file system itself lies in the part after "::", as in zip://*.csv::archive.zip
+        # The file system itself is in the part after "::", as in zip://*.csv::archive.zip
         _, chained, outer = path.partition("::")
         manifests: list[str] = []
         try:

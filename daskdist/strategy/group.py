@@ -47,7 +47,7 @@ class ReplicaGroup:
     client
         On a cluster, the id of the program's client.
     lost_with
-        The reason why the values are gone that all earlier replicas had; "" if they are not.
+        The reason why the values of all earlier replicas are lost; "" if they are not.
     """
 
     token: str

@@ -49,10 +49,10 @@ class VisitationReport:
     num_steps
         The completed steps.
     faults
-        The faults that came, as text: the process of a killed worker is gone, and one to be stopped or slowed was seen
-        stopped.
+        The faults that happened, as text: the process of a killed worker has ended, and one to be stopped or slowed
+        was seen stopped.
     missed_faults
-        The faults that did not come during the pass, as text with the reason.
+        The faults that did not happen during the pass, as text with the reason.
     failed_steps
         The errors of steps that are not complete.
     longest_gap_s
@@ -78,7 +78,7 @@ class VisitationReport:
 
     @property
     def holds(self) -> bool:
-        """Return whether all faults came, and the pass was complete and visited every row as often as without them."""
+        """Return whether all faults happened, and the pass was complete, each row as often as without faults."""
         return self.error is None and not (self.lost or self.doubled or self.missed_faults)
 
     def __str__(self) -> str:
@@ -179,7 +179,7 @@ def verify_visitation(
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         seconds = time.monotonic() - begun_at
-        came, missed = faults.outcomes()
+        happened, missed = faults.outcomes()
     visited = Counter(row for _, rows in visits for row in rows)
     # A function's steps may all be made again after a fault, so that only its own time shows how long that took.
     times = sorted([*[at for at, _ in visits], *(faults.times if loop == "function" else ())])
@@ -189,7 +189,7 @@ def verify_visitation(
         tuple((expected - visited).elements()),
         tuple((visited - expected).elements()),
         len(visits),
-        came,
+        happened,
         missed,
         tuple(failures),
         max((after - before for before, after in pairwise(times)), default=0.0),
@@ -242,19 +242,19 @@ class _Faults:
                 fault.inflict(self._strategy.client, self.workers[number], self.records[number])
 
     def outcomes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        # The faults that came, and those that did not.
-        came: list[str] = []
+        # Return the faults that happened, and those that did not.
+        happened: list[str] = []
         missed: list[str] = []
         for number, (fault, address) in enumerate(zip(self.chaos, self.workers, strict=True)):
             reason = self._missed(number, fault, address)
             if reason is None:
-                came.append(f"{fault} ({address})")
+                happened.append(f"{fault} ({address})")
             else:
                 missed.append(f"{fault} ({address}): {reason}")
-        return tuple(came), tuple(missed)
+        return tuple(happened), tuple(missed)
 
     def _missed(self, number: int, fault: Fault, address: str) -> str | None:
-        # The reason why a fault did not come; None if it came.
+        # Return the reason why a fault did not happen; None if it did.
         if number not in self.reached:
             return "the pass did not come to this step on this worker"
         client = self._strategy.client

@@ -315,5 +315,5 @@ def test_data_on_another_cluster(on_cluster, start_cluster):
     other = start_cluster(1, 1)
     array = persisted(other, da.arange(32, chunks=8))
     distributed = on_cluster.distribute_dataset(Dataset.from_dask(array).batch(4))
-    with pytest.raises(errors.ArgumentError, match=r"lies on another cluster, at tcp.*persist it on the cluster of"):
+    with pytest.raises(errors.ArgumentError, match=r"is on another cluster, at tcp.*persist it on the cluster of"):
         on_cluster.run(loop, args=(distributed,))

@@ -143,7 +143,7 @@ def _unpickled(pickled: bytes, split: str, place: Place | None, uncounted: tuple
 
 
 def joint_failure(items: Iterable[Any]) -> FailedElement | None:
-    """Return the failure of one element that is made of several, some of which may have failed; None if none has."""
+    """Return the failure of an element made of several others; None if none of these failed."""
     failed = [item for item in items if isinstance(item, FailedElement)]
     if len(failed) < 2:
         return failed[0] if failed else None

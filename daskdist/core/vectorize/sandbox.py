@@ -291,7 +291,7 @@ class Sandbox:
             raise self.trace.fail(f"it imports {name}")
         return self.safe(sys.modules[name], name)
 
-    # --- what stand-ins stand for ---
+    # --- the values of stand-ins ---
 
     def attribute(self, value: Any, name: str) -> Any:
         """Return an attribute of a module, a class or an object.

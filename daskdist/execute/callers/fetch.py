@@ -80,7 +80,7 @@ def workers_with_data(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any
             raise lost_data_error(key)
         if future.client.scheduler.address != client.scheduler.address:
             raise ArgumentError(
-                f"run: {key} lies on another cluster, at {future.client.scheduler.address}, and replicas read their "
+                f"run: {key} is on another cluster, at {future.client.scheduler.address}, and replicas read their "
                 "own parts themselves; persist it on the cluster of the strategy, or iterate over the distributed "
                 "dataset here and give run each step"
             )

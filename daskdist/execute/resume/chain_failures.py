@@ -66,7 +66,7 @@ class ChainFailures:
         self._unknown.append(_HandedOut(handle, places, first, step))
 
     def look(self, caller: Caller, *, wait: bool) -> None:
-        """Record which handed out elements have failed: of all blocks if ``wait``, or of those that are available.
+        """Record which elements that were handed out failed: in all blocks if ``wait``, or in the available ones.
 
         A block that cannot be computed has no elements that were handed out.
         """

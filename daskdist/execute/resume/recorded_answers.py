@@ -30,7 +30,7 @@ LogKey = tuple[Path, Epoch, int]
 
 # In place of a number of rows: the block has failed elements, and is made again.
 HAS_FAILED: Final = -2
-# In place of a computation: so many inputs before those of the call failed.
+# In place of a computation: the number of inputs before those of the call that failed.
 INPUTS_BEFORE: Final = -1
 # The most bytes per element of a recorded fact; larger facts are computed again.
 _MOST_FACT_BYTES: Final = 64
@@ -356,7 +356,7 @@ class Answers:
         for (path, epoch, number), log in self.logs.items():
             if len(log):
                 carried = [(place, result(handle)) for place, handle in log.carried.items()]
-                # A value that does not count an element that is tried again, or counts one that is not, is left out.
+                # Leave out values that count other elements than the resumed pass, which tries some failed ones again.
                 known = [
                     [place, list(value.state)]
                     for place, value in carried

@@ -438,7 +438,7 @@ class ChainCursor(BlockCursor):
         self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{self.chain.name}-carried")
         if not self.runtime.is_trial:
             self.log.note_output(number + 1, self._carried, self._is_done)
-        # Rows come after the value, so that calls whose value is not there have no elements that were handed out.
+        # The rows depend on the value, so that no element of a call is handed out before its value is known.
         needs = [both, self._carried]
         rows = caller.call(GetItem(0), needs, worker=worker, name=f"{self.chain.name}-rows")
         self._last_call, self._last_rows = both, weakref.ref(rows) if isinstance(rows, Deferred) else lambda: None

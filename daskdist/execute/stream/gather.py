@@ -37,12 +37,14 @@ CHEAP_BYTES: Final = 2**18
 
 # Allocates an array of a shape and a dtype without setting its values, as `numpy.empty` does.
 Empty = Callable[[tuple[int, ...], Any], Any]
-# With at most this many intervals, such as the ends of two blocks that make up a batch, each is copied by itself; so it
-# is if there are this many bytes in each, of several blocks. Rows of fewer bytes take as long as rows of 64.
+# Copy each interval of rows separately if there are at most so many of them, such as the ends of two blocks that make
+# up a batch, or if the intervals are of several blocks and have at least so many bytes each.
 _FEW_INTERVALS: Final = 3
 _MANY_BYTES: Final = 2048
-# From this size on, rows in any order are copied one by one, too: once, instead of block by block and then into order.
+# Copy rows of at least this size one by one in any order, which copies them once, instead of block by block and then
+# into order.
 _WIDE_ROW_BYTES: Final = 8192
+# Copying rows of fewer bytes takes as long as copying rows of this size.
 _FEW_BYTES: Final = 64
 
 

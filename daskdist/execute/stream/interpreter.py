@@ -106,7 +106,7 @@ class Interpreter(StreamRuntime):
         is_exact
             Whether errors were raised in parts of the stream.
         is_trial
-            Whether only the arithmetic is wanted: no call is made, and nothing outside of the stream changes.
+            Whether to do only the arithmetic: no call is made, and nothing outside of the stream changes.
 
         Raises
         ------

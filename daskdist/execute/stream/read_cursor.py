@@ -74,7 +74,7 @@ class ReadCursor(BlockCursor):
         is_in_parts = read.costly is not None and read.divide is None and read.kept_for is None
         stages = stages_of(read.function) if is_in_parts else (read.function,)
         self._read_block, self._computations = stages[0], stages[1:]
-        # The block of the current split, if it was read for that.
+        # The block of the current split, if it was read for computations on some of its rows at a time.
         self._block: BlockRef | None = None
 
     def _ask(self) -> BlockRef:

@@ -320,7 +320,7 @@ class StreamSet:
                 if variables:
                     stream.append("drop-variables", variables)
 
-    # --- what comes back ---
+    # --- answers ---
 
     def _receive(self, stream: StepStream, messages: list[Any]) -> None:
         try:

@@ -87,7 +87,7 @@ class RepeatedCalls:
         for number, logged in enumerate(calls):
             try:
                 if (record := self._log.make_again(logged, group)) is not None:
-                    # One call at a time, so that it is known which one a worker was making that is lost again.
+                    # Make one call at a time: if a worker is lost again, the call that it was making is known.
                     self.streams.wait(partial(_is_over, record), _ALONE_S)
             except Exception as error:
                 if lost := self.streams.lost():

@@ -89,7 +89,7 @@ class SchedulerRecovery(WorkerRecovery):
             self.report.start()
         self._submit.sent_blocks.follow_scheduler()
         self._submit.futures.submit_again(group.workers)
-        # Values that were being looked at can be looked at again.
+        # Reads of values that the loss interrupted start again.
         self._repeated_calls.num_made_again += 1
         logger.warning(
             "joined the scheduler at %s again, with %s on %s",

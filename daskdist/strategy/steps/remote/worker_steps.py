@@ -182,7 +182,7 @@ class StepsOnWorker:
         self._promises.clear()
         self._objects.clear()
 
-    # --- what the program says ---
+    # --- messages of the program ---
 
     def _set_team(self, group: ReplicaGroup) -> None:
         members = group.members(self.worker.address)
