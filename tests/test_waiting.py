@@ -85,7 +85,7 @@ def test_memory_that_a_framework_does_not_release_is_an_error():
 def test_a_save_that_is_not_written_is_an_error(tmp_path):
     gate = threading.Event()
     manager = CheckpointManager(str(tmp_path))
-    manager.save_states({}, 0, check=lambda: gate.wait(5) and None)
+    manager._save_states({}, 0, check=lambda: gate.wait(5) and None)
     try:
         with (
             dask.config.set({"daskdist.timeouts.data": 0.1}),

@@ -116,7 +116,7 @@ def test_a_batch_that_does_not_stack_is_left_out_by_itself(sizes, shapes, is_ign
         ds = ds.batch(size)
     ds = ds.ignore_errors() if is_ignored else ds.with_options(Options(on_error="skip"))
     iterator = iter(ds)
-    assert ([batch.shape for batch in iterator], iterator.num_skipped) == (shapes, 1)
+    assert ([batch.shape for batch in iterator], iterator.stats()["num_skipped"]) == (shapes, 1)
 
 
 @pytest.mark.parametrize("is_ignored", [True, False])
@@ -130,7 +130,7 @@ def test_batches_of_batches_come_apart_where_elements_that_fail_are_left_out(siz
         ds = ds.unbatch()
     ds = ds.ignore_errors() if is_ignored else ds.with_options(Options(on_error="skip"))
     iterator = iter(ds)
-    assert ([int(row[0]) for row in iterator], iterator.num_skipped) == ([0, 1, *range(4, 12)], 1)
+    assert ([int(row[0]) for row in iterator], iterator.stats()["num_skipped"]) == ([0, 1, *range(4, 12)], 1)
 
 
 def test_batches_of_other_depths_follow_one_another_where_elements_that_fail_are_left_out():

@@ -193,7 +193,7 @@ def test_ignored_errors_are_of_what_is_upstream_only():
 def test_num_skipped_counts_the_skipped_elements():
     iterator = iter(Dataset.range(8).map(lambda x: 6 // (int(x) % 4)).ignore_errors())
     assert len(list(iterator)) == 6
-    assert iterator.num_skipped == 2
+    assert iterator.stats()["num_skipped"] == 2
 
 
 def test_a_file_that_cannot_be_read_is_left_out(parquet_files, caplog):
