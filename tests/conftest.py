@@ -31,6 +31,7 @@ from started import Started
 
 import daskdist
 from daskdist.core.finalizer import Finalizer
+from daskdist.execute.transfer import gather_on_device
 from daskdist.strategy.replica.contract import internals_of
 
 TESTS = Path(__file__).parent
@@ -310,6 +311,38 @@ def on_cluster(client: Client) -> Iterator[daskdist.MultiWorkerMirroredStrategy]
     strategy = daskdist.MultiWorkerMirroredStrategy(client)
     yield strategy
     strategy.close()
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """Register devices that stand in for GPUs, in this process."""
+    strict_device = pytest.importorskip("strict_device", reason="array-api-strict is missing", exc_type=ImportError)
+    strict_device.register(4)
+    yield
+    strict_device.unregister()
+
+
+@pytest.fixture
+def strict_and_late(strict: None) -> Iterator[None]:
+    """Register devices whose streams are slow, and that have no columns of other tests."""
+    from strict_device import StrictStream
+
+    gather_on_device._device_gather_of.cache_clear()
+    StrictStream.delay_s = 0.0003
+    yield
+    gather_on_device._device_gather_of.cache_clear()
+
+
+@pytest.fixture
+def strict_and_fed(strict: None) -> Iterator[None]:
+    """Register devices until the threads that copy to them have ended."""
+    from feeding_checks import feed_threads, join
+    from strict_device import LIMITS, StrictStream
+
+    yield
+    StrictStream.delay_s = 0.0
+    LIMITS.clear()
+    join(feed_threads())
 
 
 @pytest.fixture

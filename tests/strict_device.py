@@ -42,20 +42,24 @@ _lock = threading.RLock()
 _current = threading.local()
 
 
-def register(num_devices: int = 2, uuids: Sequence[str] = ()) -> None:
+def register(num_devices: int = 2, uuids: Sequence[str] = (), delay_s: float = 0.0) -> None:
     """Register the kind of device in this process.
 
     With ``uuids``, the process sees exactly those devices; otherwise none of its devices is listed as visible, so that
-    a request without names gets none.
+    a request without names gets none. Each operation of a stream takes ``delay_s`` seconds longer.
     """
     devices.KINDS[KIND] = ("strict_device:StrictDevice", "array_api_strict")
     StrictDevice.num_devices = len(uuids) or num_devices
     StrictDevice.uuids = tuple(uuids)
+    StrictStream.delay_s = delay_s
 
 
 def unregister() -> None:
+    """Forget the kind of device, its delays and its limits."""
     devices.KINDS.pop(KIND, None)
     StrictDevice.num_devices, StrictDevice.uuids = 2, ()
+    StrictStream.delay_s = 0.0
+    LIMITS.clear()
     _BACK.clear()
 
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import strict_device
 from conftest import TESTS
 from strict_device import StrictDevice, StrictStream
 
@@ -28,25 +27,18 @@ from daskdist.strategy.placement.replicas_per_worker import Worker
 from daskdist.testing import DeviceLaws
 
 
-@pytest.fixture
-def _strict():
-    strict_device.register(2)
-    yield
-    strict_device.unregister()
-
-
 class TestCpu(DeviceLaws):
     def make_device(self):
         return CpuDevice(0)
 
 
-@pytest.mark.usefixtures("_strict")
+@pytest.mark.usefixtures("strict")
 class TestStrict(DeviceLaws):
     def make_device(self):
         return StrictDevice(1)
 
 
-@pytest.mark.usefixtures("_strict")
+@pytest.mark.usefixtures("strict")
 class TestStrictAndLate(DeviceLaws):
     @pytest.fixture(autouse=True)
     def _late(self, monkeypatch):
@@ -56,7 +48,7 @@ class TestStrictAndLate(DeviceLaws):
         return StrictDevice(0)
 
 
-@pytest.mark.usefixtures("_strict")
+@pytest.mark.usefixtures("strict")
 def test_a_wrong_device_breaks_a_law():
     class Early(StrictDevice):
         """A wrong device, which changes the first byte after each copy."""

@@ -216,29 +216,25 @@ def test_passes_that_are_not_distributed():
     assert "Input is computed by 2 processes" in daskdist.explain_slow(batches)
 
 
-def test_copies_to_devices_are_described(monkeypatch):
-    strict_device.register()
-    try:
-        strategy = daskdist.MirroredStrategy(["STRICT:0"])
-        # Copies that take long.
-        monkeypatch.setattr(strict_device.StrictStream, "delay_s", 0.03)
-        steps = iter(strategy.distribute_dataset(Dataset.range(40).batch(8)))
-        for step in steps:
-            strict_device.StrictDevice(0).get(step)
-        told = daskdist.explain_slow(steps)
-        assert re.search(r"Copies to devices take \d+% of the time, at [\d.]+ GB/s", told)
-        assert "with InputOptions(pin_arrays=True)" in told
-        assert "the program's own thread" not in told
+def test_copies_to_devices_are_described(monkeypatch, strict):
+    strategy = daskdist.MirroredStrategy(["STRICT:0"])
+    # Copies that take long.
+    monkeypatch.setattr(strict_device.StrictStream, "delay_s", 0.03)
+    steps = iter(strategy.distribute_dataset(Dataset.range(40).batch(8)))
+    for step in steps:
+        strict_device.StrictDevice(0).get(step)
+    told = daskdist.explain_slow(steps)
+    assert re.search(r"Copies to devices take \d+% of the time, at [\d.]+ GB/s", told)
+    assert "with InputOptions(pin_arrays=True)" in told
+    assert "the program's own thread" not in told
 
-        monkeypatch.setattr(strict_device.StrictStream, "delay_s", 0.0)
-        steps = iter(strategy.distribute_dataset(Dataset.range(40).map(slow).batch(8)))
-        for step in steps:
-            strict_device.StrictDevice(0).get(step)
-        told = daskdist.explain_slow(steps)
-        assert "Input is computed by the thread that copies to devices" in told
-        assert "pin_arrays" not in told
-    finally:
-        strict_device.unregister()
+    monkeypatch.setattr(strict_device.StrictStream, "delay_s", 0.0)
+    steps = iter(strategy.distribute_dataset(Dataset.range(40).map(slow).batch(8)))
+    for step in steps:
+        strict_device.StrictDevice(0).get(step)
+    told = daskdist.explain_slow(steps)
+    assert "Input is computed by the thread that copies to devices" in told
+    assert "pin_arrays" not in told
 
 
 def test_values_that_are_not_iterators():

@@ -6,7 +6,6 @@ import ast
 import gc
 import pickle
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
@@ -14,10 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import strict_device
-from conftest import TESTS
 from distributed import Client, wait
-from strict_device import StrictDevice, StrictEvent, StrictStream
-from test_shuffle_on_device import _register
+from strict_device import StrictDevice, StrictEvent
 
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
 from daskdist.core.block import Block, Bundle
@@ -30,17 +27,9 @@ from daskdist.ops import from_dask
 from daskdist.tables.device_column import DeviceColumn
 from daskdist.tables.from_pandas import FrameReader
 
+pytestmark = pytest.mark.usefixtures("strict_and_late")
+
 ON = Options(shuffle_on_device=True)
-
-
-@pytest.fixture(autouse=True)
-def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    strict_device.register(4)
-    gather_on_device._device_gather_of.cache_clear()
-    monkeypatch.setattr(StrictStream, "delay_s", 0.0003)
-    yield
-    gather_on_device._device_gather_of.cache_clear()
-    strict_device.unregister()
 
 
 @pytest.fixture
@@ -234,7 +223,7 @@ def _sums(rows: Any) -> str:
 
 @pytest.mark.cluster
 def test_loops_on_workers_read_persisted_partitions_there(client: Client) -> None:
-    client.run(_register, str(TESTS), 0.0)
+    client.run(strict_device.register)
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     there = _there().persist()
     strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
@@ -263,7 +252,7 @@ def _refuse_host(is_refused: bool, dask_worker: Any) -> set[str]:
 
 @pytest.mark.cluster
 def test_each_worker_reads_its_own_partitions(client: Client) -> None:
-    client.run(_register, str(TESTS), 0.0)
+    client.run(strict_device.register)
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
     num_workers = len(strategy.workers)

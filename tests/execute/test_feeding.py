@@ -29,19 +29,10 @@ from daskdist.strategy.input import replica_plans, shared_reader
 from daskdist.strategy.input.dataset import feed_for_pass
 from daskdist.testing import afresh
 
+pytestmark = pytest.mark.usefixtures("strict_and_fed")
+
 KIB = 2**10
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def strict():
-    """Register the strict device for a test."""
-    strict_device.register()
-    yield
-    StrictStream.delay_s = 0.0
-    LIMITS.clear()
-    join(feed_threads())
-    strict_device.unregister()
 
 
 @pytest.fixture

@@ -20,17 +20,7 @@ from daskdist.execute.transfer import gather_on_device, layout, prefetch
 from daskdist.execute.transfer.copier import Channel, Copier, channel_of
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 
-
-@pytest.fixture(autouse=True)
-def strict():
-    """Register the strict device for a test."""
-    strict_device.register()
-    yield
-    StrictStream.delay_s = 0.0
-    LIMITS.clear()
-    join(feed_threads())
-    strict_device.unregister()
-
+pytestmark = pytest.mark.usefixtures("strict_and_fed")
 
 # --- the thread ---
 

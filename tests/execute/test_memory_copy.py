@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import dask
 import numpy as np
 import pytest
-import strict_device
 
 from daskdist.devices import device
 from daskdist.execute.transfer.layout import MIB, PinnedRing
@@ -25,15 +24,8 @@ def test_memory_is_copied(num_bytes, number):
     assert (target[0], target[-1]) == (0, 0)
 
 
-@pytest.fixture
-def strict():
-    strict_device.register()
-    yield device("STRICT:0")
-    strict_device.unregister()
-
-
 def test_threads_take_slots_from_one_ring(strict):
-    ring = PinnedRing(strict, 2)
+    ring = PinnedRing(device("STRICT:0"), 2)
     first, second = ring.take(100), ring.take(3 * MIB)
     assert (len(first.memory), len(second.memory)) == (MIB, 3 * MIB)
     with ThreadPoolExecutor(1) as pool:

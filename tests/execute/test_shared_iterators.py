@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-import strict_device
 from conftest import mirrored
 
 import daskdist
@@ -96,17 +95,13 @@ def test_each_optional_goes_to_one_thread():
     assert rows_taken(take, strategy.local_results) == list(range(402))
 
 
-def test_each_step_on_devices_goes_to_one_thread():
-    strict_device.register()
-    try:
-        strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
-        iterator = iter(strategy.distribute_dataset(Dataset.range(402).batch(4)))
-        taken, errors = in_threads(lambda: next(iterator))
-        assert not errors
-        found = [strategy.gather(value, axis=0) for own in taken for value in own]
-        assert sorted(np.concatenate(found).tolist()) == list(range(402))
-    finally:
-        strict_device.unregister()
+def test_each_step_on_devices_goes_to_one_thread(strict):
+    strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
+    iterator = iter(strategy.distribute_dataset(Dataset.range(402).batch(4)))
+    taken, errors = in_threads(lambda: next(iterator))
+    assert not errors
+    found = [strategy.gather(value, axis=0) for own in taken for value in own]
+    assert sorted(np.concatenate(found).tolist()) == list(range(402))
 
 
 def test_steps_of_a_replica_go_to_one_of_its_threads():

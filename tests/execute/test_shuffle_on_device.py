@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import strict_device
-from conftest import TESTS, every_pair
+from conftest import every_pair
 from distributed import Client
 from hypothesis import HealthCheck, Phase, given, settings
 from pipelines import pipelines
-from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream
+from strict_device import LIMITS, TAKEN, StrictDevice
 
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
 from daskdist.core.block import Block
@@ -48,17 +47,10 @@ from daskdist.ops import global_shuffle, shuffle
 from daskdist.passes.plan import plan
 from daskdist.testing import same_elements
 
-pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
-
-
-@pytest.fixture(autouse=True)
-def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    strict_device.register(4)
-    gather_on_device._device_gather_of.cache_clear()
-    monkeypatch.setattr(StrictStream, "delay_s", 0.0003)
-    yield
-    gather_on_device._device_gather_of.cache_clear()
-    strict_device.unregister()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Do not use the `random` module"),
+    pytest.mark.usefixtures("strict_and_late"),
+]
 
 
 def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = None) -> list[list[Any]]:
@@ -595,15 +587,6 @@ def _two_passes(iterator: Any) -> str:
     return str(found)
 
 
-def _register(path: str, delay_s: float) -> None:
-    if path not in sys.path:
-        sys.path.insert(0, path)
-    import strict_device
-
-    strict_device.register(2)
-    strict_device.StrictStream.delay_s = delay_s
-
-
 def _num_uploads() -> int:
     from daskdist.devices import device
     from daskdist.execute.transfer.gather_on_device import device_gather_of
@@ -613,7 +596,7 @@ def _num_uploads() -> int:
 
 @pytest.mark.cluster
 def test_loops_on_workers_give_the_elements_of_those_shuffled_on_the_host(client: Client) -> None:
-    client.run(_register, str(TESTS), 0.0003)
+    client.run(strict_device.register, delay_s=0.0003)
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
     found = []
@@ -624,7 +607,7 @@ def test_loops_on_workers_give_the_elements_of_those_shuffled_on_the_host(client
     assert len(set(found[0])) == 2
     assert all(client.run(_num_uploads).values())
     strategy.close()
-    client.run(_register, str(TESTS), 0.0)
+    client.run(strict_device.unregister)
 
 
 class TestEmpty:

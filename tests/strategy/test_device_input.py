@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -22,12 +21,7 @@ from daskdist.testing import same_elements
 # Arrays of the first device can be converted to NumPy's by accident, so use the second one.
 HERE = StrictDevice(1)
 
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    strict_device.register()
-    yield
-    strict_device.unregister()
+pytestmark = pytest.mark.usefixtures("strict")
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import strict_device
-from conftest import TESTS
 from distributed import Client
 
 import daskdist
@@ -17,13 +15,6 @@ from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMir
 from daskdist.devices import is_on_device, on_host
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.strategy.values.per_replica import PerReplica
-
-
-@pytest.fixture
-def strict() -> Iterator[None]:
-    strict_device.register(4)
-    yield
-    strict_device.unregister()
 
 
 def plus_one(x: Any) -> Any:
@@ -243,14 +234,6 @@ class TestEmbedded:
             strategy.run(lambda iterator: len(list(iterator)), args=(ds,))
 
 
-def _register(path: str) -> None:
-    if path not in sys.path:
-        sys.path.insert(0, path)
-    import strict_device
-
-    strict_device.register(2)
-
-
 def _loop(iterator: Any) -> str:
     from daskdist.devices import is_on_device, on_host
 
@@ -264,7 +247,7 @@ class TestOnCluster:
 
     @pytest.fixture
     def strategy(self, client: Client) -> Iterator[MultiWorkerMirroredStrategy]:
-        client.run(_register, str(TESTS))
+        client.run(strict_device.register)
         workers = list(client.scheduler_info(n_workers=-1)["workers"])
         strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
         yield strategy

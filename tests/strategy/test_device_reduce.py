@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import pickle
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 import dask
 import numpy as np
 import pytest
-from conftest import TESTS
 
 import daskdist
 from daskdist import PerReplica, PerReplicaSpec, Reduction, devices, errors
@@ -610,28 +608,16 @@ def test_printing_large_arrays_copies_nothing(no_copies):
 # --- on worker processes ---
 
 
-def _register(folder):
-    if folder not in sys.path:
-        sys.path.append(folder)
-    import strict_device
-
-    strict_device.register(2)
-
-
-def _unregister():
-    devices.KINDS.pop("STRICT", None)
-
-
 @pytest.fixture
 def on_workers(client):
     """Return a strategy of three replicas on two workers; this process does not know their kind of device."""
-    client.run(_register, str(TESTS))
+    client.run(strict_device.register)
     slots = [("0", "STRICT:0"), ("0", "STRICT:1"), ("1", "STRICT:0")]
     strategy = daskdist.MultiWorkerMirroredStrategy(client, daskdist.DeviceAssignment(slots))
     devices.KINDS.pop("STRICT")
     yield strategy
     strategy.close()
-    client.run(_unregister)
+    client.run(strict_device.unregister)
 
 
 def doubled(x):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,43 +18,18 @@ from daskdist.strategy.placement.replicas_per_worker import Worker
 
 
 @pytest.fixture
-def _strict():
-    strict_device.register(2)
-    yield
-    strict_device.unregister()
-
-
-@pytest.fixture
 def see(client):
     """Return a function that lets each worker process see strict devices with given UUIDs."""
     addresses = [client.run(lambda dask_worker: dask_worker.name)]
     by_name = {str(name): address for address, name in addresses[0].items()}
-    client.run(_importable, str(Path(strict_device.__file__).parent))
     strict_device.register(2)
 
     def make(*uuids):
         for name, own in enumerate(uuids):
-            client.run(_register, own, workers=[by_name[str(name)]])
+            client.run(strict_device.register, uuids=own, workers=[by_name[str(name)]])
 
     yield make
-    client.run(_unregister)
-    strict_device.unregister()
-
-
-def _importable(folder):
-    if folder not in sys.path:
-        sys.path.append(folder)
-
-
-def _register(uuids):
-    import strict_device
-
-    strict_device.register(uuids=uuids)
-
-
-def _unregister():
-    import strict_device
-
+    client.run(strict_device.unregister)
     strict_device.unregister()
 
 
@@ -193,7 +167,7 @@ def test_a_gpu_that_a_worker_lacks_is_named(client):
 # --- the list of all devices ---
 
 
-@pytest.mark.usefixtures("_strict")
+@pytest.mark.usefixtures("strict")
 def test_devices_of_this_process_are_listed():
     assert [each.name for each in daskdist.list_devices() if each.name[:3] != "GPU"] == ["CPU:0"]
     strict_device.register(uuids=["s-7", "s-8"])
@@ -228,7 +202,7 @@ def test_devices_of_workers_are_listed(of, client, see):
     assert {each.address for each in found} == set(client.scheduler_info(n_workers=-1)["workers"])
 
 
-@pytest.mark.usefixtures("_strict")
+@pytest.mark.usefixtures("strict")
 def test_devices_print_as_a_table():
     strict_device.register(uuids=["s-7"])
     header, *rows = str(daskdist.list_devices()).splitlines()

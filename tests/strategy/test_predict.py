@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import strict_device
 from conftest import mirrored
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,18 +139,14 @@ def test_arguments_that_are_refused(strategy):
         strategy.predict(abs, Dataset.range(3))
 
 
-def test_predictions_of_devices():
-    strict_device.register()
-    try:
-        strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
-        assert [int(x) for x in strategy.predict(lambda batch: batch * 2, Dataset.range(7).batch(3))] == [
-            0,
-            2,
-            4,
-            6,
-            8,
-            10,
-            12,
-        ]
-    finally:
-        strict_device.unregister()
+def test_predictions_of_devices(strict):
+    strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
+    assert [int(x) for x in strategy.predict(lambda batch: batch * 2, Dataset.range(7).batch(3))] == [
+        0,
+        2,
+        4,
+        6,
+        8,
+        10,
+        12,
+    ]

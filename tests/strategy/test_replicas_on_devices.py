@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 
 import pytest
 import strict_device
-from conftest import TESTS
 from replica_laws import PairLaws, ReplicaLaws, StreamLaws
 
-
-def _register(path):
-    if path not in sys.path:
-        sys.path.insert(0, path)
-    import strict_device
-
-    strict_device.register(2)
-
-
-@pytest.fixture(autouse=True)
-def _strict():
-    strict_device.register(2)
-    yield
-    strict_device.unregister()
+pytestmark = pytest.mark.usefixtures("strict")
 
 
 class OnStrict:
@@ -33,7 +18,7 @@ class OnStrict:
             device.current_stream().give(functools.partial(time.sleep, 0.05))
 
     def on_workers(self, client):
-        client.run(_register, str(TESTS))
+        client.run(strict_device.register)
         return super().on_workers(client)
 
 

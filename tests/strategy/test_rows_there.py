@@ -22,16 +22,12 @@ from daskdist.execute.transfer.copier import channel_of
 from daskdist.strategy.input import device_staging
 from daskdist.strategy.input.device_staging import DeviceStaging
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("late")]
 
 
-@pytest.fixture(autouse=True)
-def strict():
-    strict_device.register()
+@pytest.fixture
+def late(strict):
     StrictStream.delay_s = 0.002
-    yield
-    StrictStream.delay_s = 0.0
-    strict_device.unregister()
 
 
 def batches(num_rows=400, size=4):
@@ -165,19 +161,13 @@ def test_other_results_are_as_they_are():
 # --- on workers ---
 
 
-def set_delay(delay_s):
-    StrictStream.delay_s = delay_s
-
-
 @pytest.fixture
 def on_workers(client):
-    client.run(strict_device.register)
-    client.run(set_delay, 0.002)
+    client.run(strict_device.register, delay_s=0.002)
     with MultiWorkerMirroredStrategy(
         client, device_assignment=DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:1")])
     ) as strategy:
         yield strategy
-    client.run(set_delay, 0.0)
     client.run(strict_device.unregister)
 
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import strict_device
 from conftest import eventually, mirrored
 
 import daskdist
@@ -165,28 +164,24 @@ def test_arguments_are_freed_without_the_garbage_collector():
         gc.enable()
 
 
-def test_replicas_on_devices_begin_at_once_in_threads_that_are_kept():
-    strict_device.register(2)
-    try:
-        strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
-        together = threading.Barrier(2, timeout=TIMEOUT_S)
-        threads = []
+def test_replicas_on_devices_begin_at_once_in_threads_that_are_kept(strict):
+    strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
+    together = threading.Barrier(2, timeout=TIMEOUT_S)
+    threads = []
 
-        def step():
-            # Replicas that were called one after the other would time out here.
-            together.wait()
-            threads.append(threading.current_thread())
-            return number_here()
+    def step():
+        # Replicas that were called one after the other would time out here.
+        together.wait()
+        threads.append(threading.current_thread())
+        return number_here()
 
-        for _ in range(5):
-            assert strategy.run(step).values == (0, 1)
-        assert len(set(threads)) == 2
-        assert threading.current_thread() not in threads
-        # Idle threads end; a later call starts others.
-        eventually(lambda: not any(each.is_alive() for each in threads))
+    for _ in range(5):
         assert strategy.run(step).values == (0, 1)
-    finally:
-        strict_device.unregister()
+    assert len(set(threads)) == 2
+    assert threading.current_thread() not in threads
+    # Idle threads end; a later call starts others.
+    eventually(lambda: not any(each.is_alive() for each in threads))
+    assert strategy.run(step).values == (0, 1)
 
 
 def test_no_checks_without_calls():

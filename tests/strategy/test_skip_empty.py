@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import strict_device
 from conftest import mirrored
 
 import daskdist
@@ -111,14 +110,10 @@ def test_values_that_are_refused():
         Options(last_batch="drop")
 
 
-def test_batches_that_are_put_on_devices():
-    strict_device.register()
-    try:
-        strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
-        batch = last_batch(strategy)
-        value = strategy.run(lambda batch: batch * 2, args=(batch,))
-        assert int(strategy.reduce("SUM", value, axis=0)) == 16
-        assert is_uneven(batch)
-        assert strategy.local_results(value)[1] is None
-    finally:
-        strict_device.unregister()
+def test_batches_that_are_put_on_devices(strict):
+    strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
+    batch = last_batch(strategy)
+    value = strategy.run(lambda batch: batch * 2, args=(batch,))
+    assert int(strategy.reduce("SUM", value, axis=0)) == 16
+    assert is_uneven(batch)
+    assert strategy.local_results(value)[1] is None
