@@ -313,6 +313,37 @@ def on_cluster(client: Client) -> Iterator[daskdist.MultiWorkerMirroredStrategy]
     strategy.close()
 
 
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def two(request: pytest.FixtureRequest) -> Any:
+    """Return two replicas, in this process or each on a worker."""
+    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
+
+
+@pytest.fixture
+def strategy(two: Any) -> Any:
+    """Return two replicas; modules with other replicas define this fixture themselves."""
+    return two
+
+
+@pytest.fixture(
+    params=[
+        "one",
+        "embedded",
+        pytest.param("a replica a worker", marks=pytest.mark.cluster),
+        pytest.param("more replicas than threads", marks=pytest.mark.cluster),
+    ]
+)
+def any_strategy(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Return one or three replicas in this process, or one or four on each of two workers of one thread."""
+    if request.param in ("one", "embedded"):
+        yield mirrored(1 if request.param == "one" else 3)
+        return
+    client = request.getfixturevalue("start_cluster")(2, 1)
+    per_worker = 1 if request.param == "a replica a worker" else 4
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=per_worker) as opened:
+        yield opened
+
+
 @pytest.fixture
 def strict() -> Iterator[None]:
     """Register devices that stand in for GPUs, in this process."""

@@ -66,12 +66,6 @@ class Counter:
 
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def two(request):
-    """Return two replicas, in this process or each on a worker."""
-    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
-
-
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
 def three(request):
     """Return three replicas in this process, or six on two workers of one thread each."""
     if request.param == "embedded":

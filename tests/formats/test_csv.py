@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pytest
+from compressed import compressed_files
 from conftest import TESTS
 
 import daskdist
@@ -98,12 +99,7 @@ class TestCsvCompressed(TestCsv):
     split_bytes = 400
 
     def write(self, directory):
-        compressed = {}
-        for path, rows in super().write(directory).items():
-            Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
-            Path(path).unlink()
-            compressed[f"{path}.gz"] = rows
-        return compressed
+        return compressed_files(super().write(directory), "gz", gzip.compress)
 
 
 # --- where rows begin ---

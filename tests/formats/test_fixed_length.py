@@ -9,6 +9,7 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
+from compressed import compressed_files
 
 from daskdist import TensorSpec, data, errors, read_fixed_length
 from daskdist.core.dataset_base import node_of
@@ -78,12 +79,7 @@ class TestFixedLengthCompressed(TestFixedLength):
     counts = (25, 0, 3)
 
     def write(self, directory):
-        files = {}
-        for path, rows in super().write(directory).items():
-            Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
-            Path(path).unlink()
-            files[f"{path}.gz"] = rows
-        return files
+        return compressed_files(super().write(directory), "gz", gzip.compress)
 
 
 class TestFixedLengthCompressedWithHeader(TestFixedLengthCompressed):

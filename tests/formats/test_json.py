@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-from pathlib import Path
 
 import dask
 import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from compressed import compressed_files
 from conftest import TESTS
 
 from daskdist import TensorSpec, errors, read_files, read_json
@@ -80,12 +80,7 @@ class TestLines(FormatLaws):
 
 class TestLinesCompressed(TestLines):
     def write(self, directory):
-        written = {}
-        for path, rows in super().write(directory).items():
-            Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
-            Path(path).unlink()
-            written[f"{path}.gz"] = rows
-        return written
+        return compressed_files(super().write(directory), "gz", gzip.compress)
 
 
 class TestArrays(TestLines):

@@ -15,6 +15,7 @@ import fsspec
 import google_crc32c
 import numpy as np
 import pytest
+from compressed import compressed_files
 from conftest import TESTS
 
 import daskdist
@@ -95,12 +96,7 @@ class TestTFRecordCompressed(TestTFRecord):
         return TFRecord(compression="zlib")
 
     def write(self, directory):
-        files = {}
-        for path, records in super().write(directory).items():
-            Path(f"{path}.zz").write_bytes(zlib.compress(Path(path).read_bytes()))
-            Path(path).unlink()
-            files[f"{path}.zz"] = records
-        return files
+        return compressed_files(super().write(directory), "zz", zlib.compress)
 
 
 # --- what others wrote ---

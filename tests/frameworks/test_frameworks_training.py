@@ -169,12 +169,6 @@ def test_a_group_is_of_replicas(torch):
 # --- what replicas keep, and train ---
 
 
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def two(request: pytest.FixtureRequest) -> Any:
-    """Return two replicas, in this process or each on a worker."""
-    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
-
-
 def points() -> tuple[Any, Any]:
     x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
     return x, x @ WEIGHTS

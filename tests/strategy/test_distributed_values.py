@@ -23,12 +23,6 @@ from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.testing.equality import same_elements
 
 
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def strategy(request):
-    """Return two replicas, in this process or in two processes of a cluster."""
-    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
-
-
 def arrays(*values):
     return PerReplica([np.array(value) for value in values])
 

@@ -8,17 +8,10 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import mirrored
 from distributed import Event, get_worker
 
 import daskdist
 from daskdist import Dataset, PerReplica, errors
-
-
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def strategy(request):
-    """Return two replicas, in this process or in two processes of a cluster."""
-    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 
 def floats(*values):

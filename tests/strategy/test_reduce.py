@@ -32,12 +32,6 @@ NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PROD": n
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
 
 
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def strategy(request):
-    """Return two replicas, in this process or in two processes of a cluster."""
-    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
-
-
 def arrays(*values, dtype=None):
     return PerReplica([np.array(value, dtype) for value in values])
 

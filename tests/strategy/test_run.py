@@ -20,12 +20,6 @@ from daskdist import PerReplica, errors
 from daskdist.strategy.replica.contract import internals_of
 
 
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def strategy(request):
-    """Return two replicas, in this process or in two processes of a cluster."""
-    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
-
-
 def floats(*values):
     return PerReplica([np.array(value, np.float64) for value in values])
 

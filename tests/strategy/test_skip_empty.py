@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset, Options, PerReplica, errors
 from daskdist.strategy.values.per_replica import is_uneven
 
 SKIP = Options(last_batch="skip_empty")
-
-
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def strategy(request):
-    """Return two replicas, in this process or in two processes of a cluster."""
-    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
 
 
 def last_batch(strategy, options=SKIP, dataset=None):

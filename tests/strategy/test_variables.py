@@ -21,32 +21,9 @@ from daskdist.strategy.values.variable_contract import variable_number
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(
-    params=[
-        "one",
-        "embedded",
-        pytest.param("a replica a worker", marks=pytest.mark.cluster),
-        pytest.param("more replicas than threads", marks=pytest.mark.cluster),
-    ]
-)
-def strategy(request):
-    """Return one or three replicas in this process, or one or four on each of two workers of one thread."""
-    if request.param in ("one", "embedded"):
-        yield mirrored(1 if request.param == "one" else 3)
-        return
-    client = request.getfixturevalue("start_cluster")(2, 1)
-    per_worker = 1 if request.param == "a replica a worker" else 4
-    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=per_worker) as made:
-        yield made
-
-
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
-def two(request):
-    """Return two replicas, in this process or each on a worker."""
-    if request.param == "embedded":
-        yield mirrored(2)
-    else:
-        yield request.getfixturevalue("on_cluster")
+@pytest.fixture
+def strategy(any_strategy):
+    return any_strategy
 
 
 # --- reading ---
