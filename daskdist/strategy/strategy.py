@@ -27,7 +27,7 @@ from daskdist.strategy.input.replica_plans import with_plans
 from daskdist.strategy.internals import ARGUMENT_LEAVES, StrategyInternals
 from daskdist.strategy.predict import predictions_of
 from daskdist.strategy.reduce.gather import Gather
-from daskdist.strategy.reduce.reductions import Op, checked_axis, checked_op
+from daskdist.strategy.reduce.reductions import Axis, Op, checked_axis, checked_op
 from daskdist.strategy.replica.context import cross_replica_scope
 from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
 from daskdist.strategy.replica.strategy_view import Viewed
@@ -268,8 +268,8 @@ class Strategy(Viewed):
             handles, leaves, structure = self._call(fn, args, kwargs)
         else:
             most = whole_number("run", "restart", restart, at_least=0)
-            backend = self._internals.backend
-            handles, leaves, structure = call_with_restarts(backend, lambda: self._call(fn, args, kwargs), most)
+            call, backend = partial(self._call, fn, args, kwargs), self._internals.backend
+            handles, leaves, structure = call_with_restarts(backend, call, most)
         results = self._internals.returned.of_run(fn, handles, structure)
         if True in [type(leaf) is PerReplica and is_uneven(leaf) for leaf in leaves]:
             mark_uneven(optree.tree_leaves(results))
@@ -283,6 +283,10 @@ class Strategy(Viewed):
         self._internals.check_values("run", leaves)
         leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
         return self._internals.call_replicas("run", fn, leaves, treespec), leaves, treespec
+
+    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """Call a function on every replica, with the next step of an iterator if one is given."""
+        return self.run(fn, () if input_iterator is None else (input_iterator.get_next(),))
 
     def predict(self, fn: Callable[..., Any], dataset: Dataset, args: Sequence[Any] = ()) -> Dataset:
         """Return the results of a function for all rows of a dataset, in their order, computed on the replicas.
@@ -439,14 +443,12 @@ class Strategy(Viewed):
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not per_replica:
             return value
-        backend = self._internals.backend
-        make = partial(_gather_values, backend, gather_values, per_replica)
-        handle = self._internals.logged(make)
+        handle = self._internals.logged(partial(_gather_values, self._internals.backend, gather_values, per_replica))
         results = iter(self._internals.returned.leaves(handle, len(per_replica)))
         gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)
 
-    def reduce(self, reduce_op: Op | str, value: Any, axis: int | Sequence[int] | None, weights: Any = None) -> Any:
+    def reduce(self, reduce_op: Op | str, value: Any, axis: Axis | Sequence[int] = None, weights: Any = None) -> Any:
         """Reduce the values of all replicas to one.
 
         Parameters
@@ -458,8 +460,7 @@ class Strategy(Viewed):
         value
             A `PerReplica` or a nest of them, which are reduced in one tree.
         axis
-            The axis or axes of each replica's value to reduce along as well, 0 for its rows; None to reduce over the
-            replicas only.
+            The axis or axes of each replica's value to reduce along as well, 0 for its rows; by default, none.
         weights
             For MEAN and SUM: a `PerReplica` with a number for each replica, by which its value is multiplied, such as
             the number of its rows; with ``axis=0`` an array of each replica with a number for each row. MEAN is divided
@@ -579,7 +580,6 @@ class Strategy(Viewed):
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
     distribute_values_from_function = experimental_distribute_values_from_function
     experimental_run_v2 = run
-    experimental_run = run
     experimental_local_results = local_results
 
     def _repr_html_(self) -> str | None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from daskdist.core.node import Node
 from daskdist.dataset import Dataset
+from daskdist.display.missing_methods import DatasetType
 
 
-class TensorFlowDataset(Dataset):
+class _TensorFlowDatasetType(DatasetType):
+    # `isinstance(dataset, tf.data.Dataset)` holds for each dataset, also for one of a strategy or a reader of ours.
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, Dataset) if self is TensorFlowDataset else super().__instancecheck__(instance)
+
+
+class TensorFlowDataset(Dataset, metaclass=_TensorFlowDatasetType):
     """A `Dataset` in which Python's own numbers are int32 and float32, as in TensorFlow: ``daskdist.data.Dataset``.
 
     An integer that needs more than 32 bits is int64. Methods of such a dataset return datasets of this class; a

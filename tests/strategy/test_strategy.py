@@ -90,6 +90,12 @@ def test_reduce(strategy, value, op, axis, expected):
         assert found.dtype == given
 
 
+def test_reduce_is_over_the_replicas_only_by_default(strategy):
+    (batch,) = strategy.distribute_dataset(Dataset.range(8).batch(8))
+    assert np.asarray(strategy.reduce("SUM", batch)).tolist() == [0 + 4, 1 + 5, 2 + 6, 3 + 7]
+    assert float(strategy.reduce("MEAN", batch, axis=0)) == 3.5
+
+
 def test_reduce_of_nests(strategy):
     nest = {"a": floats([1, 2], [3]), "b": (floats([1], [2]), Point(floats([5], []), floats([[1]], [[2]])))}
     found = strategy.reduce("SUM", nest, axis=0)
@@ -246,9 +252,14 @@ def test_arguments_in_any_nest(strategy):
 
 def test_the_older_spellings(strategy):
     dist = strategy.experimental_distribute_dataset(Dataset.range(4).batch(4))
-    for run in (strategy.experimental_run_v2, strategy.experimental_run):
-        (found,) = [run(np.sum, args=(batch,)) for batch in dist]
-        assert strategy.experimental_local_results(found) == (1, 5)
+    (found,) = [strategy.experimental_run_v2(np.sum, args=(batch,)) for batch in dist]
+    assert strategy.experimental_local_results(found) == (1, 5)
+    # This one takes the next step of an iterator.
+    iterator = iter(dist)
+    assert strategy.experimental_local_results(strategy.experimental_run(np.sum, iterator)) == (1, 5)
+    with pytest.raises(errors.OutOfRangeError):
+        strategy.experimental_run(np.sum, iterator)
+    assert strategy.experimental_local_results(strategy.experimental_run(lambda: 2)) == (2, 2)
 
 
 def test_a_large_argument_and_large_data_in_memory(strategy):

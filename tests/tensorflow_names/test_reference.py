@@ -222,3 +222,35 @@ def test_the_loop_of_the_tpu_page(two_replicas: Any, tmp_path: Any) -> None:
         for row in values["x"].tolist()
     ]
     assert sorted(rows) == list(range(16))
+
+
+def test_a_dataset_of_numpy_arrays(two_replicas: Any) -> None:
+    strategy = two_replicas
+    numpy_input = np.ones([10], dtype=np.float32)
+    dataset = strategy.experimental_make_numpy_dataset(numpy_input)
+    assert isinstance(dataset, tf.data.Dataset)
+    assert repr(dataset.element_spec) == "TensorSpec(shape=(), dtype=float32, name=None)"
+    dist_dataset = strategy.experimental_distribute_dataset(dataset.batch(4))
+    assert sum(float(strategy.reduce(tf.distribute.ReduceOp.SUM, x, axis=0)) for x in dist_dataset) == 10
+    lists = strategy.experimental_make_numpy_dataset({"a": [np.arange(3), np.arange(3)], "b": (np.zeros(2),)})
+    assert lists.element_spec["a"].shape == (3,)
+
+
+def test_datasets_of_every_origin_are_datasets_of_tensorflow(tmp_path: Any) -> None:
+    (tmp_path / "lines.txt").write_text("a\nb\n")
+    assert isinstance(tf.read_text(tmp_path), tf.data.Dataset)
+    assert isinstance(tf.data.TextLineDataset(tmp_path / "lines.txt"), tf.data.Dataset)
+    # Classes of files are classes of their own.
+    assert not isinstance(tf.data.Dataset.range(2), tf.data.TextLineDataset)
+    assert not isinstance([1], tf.data.Dataset)
+
+
+def test_the_last_batch_of_the_page_on_reduce(two_replicas: Any) -> None:
+    parts = (np.arange(4.0), np.array([4.0, 5.0]))
+    value = two_replicas.experimental_distribute_values_from_function(lambda c: parts[c.replica_id_in_sync_group])
+    # The denominator is 6; the mean of the means of replicas weighs some rows 1/8 and others 1/4.
+    assert float(two_replicas.reduce(tf.distribute.ReduceOp.MEAN, value, axis=0)) == 2.5
+    means = two_replicas.run(np.mean, args=(value,))
+    assert float(two_replicas.reduce(tf.distribute.ReduceOp.MEAN, means)) == 3.0
+    with pytest.raises(tf.errors.ArgumentError, match="Give axis=0"):
+        float(two_replicas.reduce(tf.distribute.ReduceOp.MEAN, value)[0])

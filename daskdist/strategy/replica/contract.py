@@ -98,7 +98,7 @@ class StrategyContract(WithInternals[InternalsContract], Protocol):
         """Call a function on every replica."""
         ...
 
-    def reduce(self, reduce_op: Any, value: Any, axis: int | Sequence[int] | None) -> Any:
+    def reduce(self, reduce_op: Any, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Reduce the values of all replicas to one."""
         ...
 
