@@ -48,7 +48,9 @@ class SubmittedTasks:
         self._tasks: weakref.WeakKeyDictionary[Future, SubmittedTask] = weakref.WeakKeyDictionary()
 
     def __iter__(self) -> Iterator[Future]:
-        return iter(list(self._tasks))
+        # The references are listed at once: other threads may add tasks meanwhile.
+        futures = [reference() for reference in self._tasks.keyrefs()]
+        return iter([future for future in futures if future is not None])
 
     def add(self, future: Future, task: SubmittedTask | None = None) -> None:
         """Add the future of a task; None if it cannot be submitted again."""

@@ -83,6 +83,11 @@ class StrategyInternals:
         self._variables[number] = variable
         weakref.finalize(variable, self.backend.forget, number).atexit = False
 
+    def _variables_now(self) -> list[Variable]:
+        # The references are listed at once: other threads may create variables meanwhile.
+        variables = [reference() for reference in self._variables.valuerefs()]
+        return [variable for variable in variables if variable is not None]
+
     def recover(self) -> None:
         """Continue with the remaining replicas if some are lost."""
         if self.backend.recovery.in_doubt:
@@ -96,7 +101,7 @@ class StrategyInternals:
     def take_replacements(self) -> None:
         """Give replicas to workers that can take the places of lost ones, or further ones, before a pass."""
         self.recover_soon()
-        variables = list(self._variables.values())
+        variables = self._variables_now()
         # Objects of a replica may have parts in common, and so cannot be copied separately.
         if any(layout_of(variable).treespec is None for variable in variables) or not self.group.grow():
             return
@@ -160,7 +165,7 @@ class StrategyInternals:
 
     def _align_variables(self) -> None:
         strategy: Any = self._strategy()
-        variables = list(self._variables.values())
+        variables = self._variables_now()
         first = self.backend.repetition.first_to_make_again()
         if first is not None and variables:
             self._undo(first, variables)
