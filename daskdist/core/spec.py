@@ -48,8 +48,9 @@ class TensorSpec:
         if any(size is not None and size < 0 for size in shape):
             raise ArgumentError(f"shape {self.shape} has a negative length; write None for an unknown length")
         object.__setattr__(self, "shape", shape)
+        # Elements are in the byte order of this machine, with text of any length, and bytes as objects.
         dtype = np.dtype(self.dtype)
-        # Elements have text of any length, and bytes as objects.
+        dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
         like: Any = {"<U0": TEXT, "|S0": object}.get(dtype.str, dtype)
         object.__setattr__(self, "dtype", np.dtype(like))
 

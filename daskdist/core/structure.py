@@ -2,9 +2,9 @@
 
 Tuples, named tuples and dicts are structure. Everything else is a leaf, and a leaf is an array: a list is stacked into
 one, a Python float becomes float64 and an int int64, as in NumPy; with ``narrow``, float32 and int32 (int64 if it does
-not fit), as in TensorFlow. NumPy arrays and scalars keep their dtype, and so do arrays on devices, which are copied to
-the host. Text is NumPy's ``StringDType``, and bytes are objects. Two kinds of leaves are not NumPy arrays: rows of
-different lengths (`Ragged`) and datasets (`Nested`).
+not fit), as in TensorFlow. NumPy arrays and scalars keep their dtype, in the byte order of this machine, and so do
+arrays on devices, which are copied to the host. Text is NumPy's ``StringDType``, and bytes are objects. Two kinds of
+leaves are not NumPy arrays: rows of different lengths (`Ragged`) and datasets (`Nested`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import optree
 
 from daskdist.core.ragged import Ragged
-from daskdist.core.to_numpy import HOST_CONVERTERS, PLAIN, is_masked_array, to_numpy, unmasked
+from daskdist.core.to_numpy import HOST_CONVERTERS, PLAIN, is_masked_array, native, to_numpy, unmasked
 from daskdist.errors import ArgumentError
 
 Leaves = tuple[Any, ...]
@@ -202,13 +202,17 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
     >>> as_array(3).dtype, as_array(3, narrow=True).dtype, as_array(2**40, narrow=True).dtype
     (dtype('int64'), dtype('int32'), dtype('int64'))
     """
-    if isinstance(leaf, (np.ndarray, np.generic, Ragged, Nested)):
-        return unmasked(leaf) if type(leaf) is not np.ndarray and is_masked_array(leaf) else leaf
+    if isinstance(leaf, np.ndarray):
+        return native(unmasked(leaf) if type(leaf) is not np.ndarray and is_masked_array(leaf) else leaf)
+    if isinstance(leaf, (np.generic, Ragged, Nested)):
+        return leaf
     if leaf is None:
         raise ArgumentError("None is not an element: give arrays, numbers, strings, or nests of them")
     if type(leaf) is not list and type(leaf) not in PLAIN:
         leaf = HOST_CONVERTERS.columns(leaf)
-        if isinstance(leaf, (np.ndarray, Ragged)):
+        if isinstance(leaf, np.ndarray):
+            return native(leaf)
+        if isinstance(leaf, Ragged):
             return leaf
     try:
         array = to_numpy(leaf)

@@ -40,7 +40,9 @@ HOST_CONVERTERS: Final = HostConverters()
 
 
 def to_numpy(value: Any) -> Any:
-    """Convert a value like ``numpy.asarray``; arrays on devices, also in lists, are copied to the host.
+    """Convert a value like ``numpy.asarray``, in the byte order of this machine.
+
+    Arrays on devices, also in lists, are copied to the host.
 
     Raises
     ------
@@ -52,11 +54,11 @@ def to_numpy(value: Any) -> Any:
     """
     kind = type(value)
     if kind is np.ndarray:
-        return value
+        return native(value)
     if kind in PLAIN:
         return np.asarray(value)
     if is_masked_array(value):
-        return unmasked(value)
+        return native(unmasked(value))
     if kind is list:
         _refuse_masked_parts(value)
     if not isinstance(value, (np.ndarray, list)):
@@ -70,13 +72,22 @@ def to_numpy(value: Any) -> Any:
         converted = _brought(value)
         if converted is value:
             raise
-        return np.asarray(converted)
+        return native(np.asarray(converted))
     if array.dtype == object and not array.ndim and not isinstance(value, np.ndarray):
         # NumPy cannot convert it, but its library may.
         array = np.asarray(HOST_CONVERTERS.others(value))
     if array.dtype.kind == "f" and kind is not list:
         _refuse_missing(value, array)
-    return array
+    return native(array)
+
+
+def native(array: Any) -> Any:
+    """Return an array in the byte order of this machine: NumPy changes others to it in some operations, but not in all.
+
+    >>> native(np.array([1, 2], ">i4")).dtype
+    dtype('int32')
+    """
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def is_masked_array(value: Any) -> bool:

@@ -18,6 +18,7 @@ from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
+from daskdist.core.to_numpy import native
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRange, ByteRanges
 from daskdist.storage.compression import decompressed, without_suffix
@@ -199,9 +200,9 @@ class FixedLength:
             columns: Any = objects_at(data, starts, np.full(number, self.record_bytes))
         elif self.dtype.names is not None:
             records = np.frombuffer(data, self.dtype)
-            columns = {name: _native(records[name]) for name in self.dtype.names}
+            columns = {name: native(records[name]) for name in self.dtype.names}
         else:
-            columns = _native(np.frombuffer(data, self.dtype))
+            columns = native(np.frombuffer(data, self.dtype))
         leaves, structure = Structure.of(columns)
         return list(leaves), structure
 
@@ -225,8 +226,3 @@ def _dtype_of(user_dtype: Any, record_bytes: int) -> np.dtype[Any]:
     if size != record_bytes and (dtype.names is not None or not size or record_bytes % size):
         raise ArgumentError(f"dtype is {user_dtype!r}, of {size} bytes, but a record has {record_bytes}")
     return dtype if size == record_bytes else np.dtype((dtype, (record_bytes // size,)))
-
-
-def _native(column: Any) -> Any:
-    # Convert to this machine's byte order, with a copy if necessary.
-    return column.astype(column.dtype.newbyteorder("="), copy=False)

@@ -13,6 +13,7 @@ from daskdist.core.cardinality import INFINITE
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, PerReplicaSpec, RaggedTensorSpec
 from daskdist.core.structure import Nested, as_array
+from daskdist.core.to_numpy import native
 from daskdist.devices import Device, device_of
 from daskdist.errors import ArgumentError, MissingPackageError, UnknownLengthError
 from daskdist.strategy.values.async_value import AsyncValue
@@ -97,8 +98,8 @@ def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
         leaf = _as_array(leaf)
     if reason := reason_against(leaf.dtype):
         raise ConversionError(reason)
-    array: np.ndarray[Any, Any] = leaf
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    array: np.ndarray[Any, Any] = native(leaf)
+    return array
 
 
 def _as_array(leaf: Any) -> np.ndarray[Any, Any]:

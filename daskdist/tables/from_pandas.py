@@ -17,6 +17,7 @@ import numpy as np
 from daskdist.core.block import Block, Bundle
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE
+from daskdist.core.to_numpy import native
 from daskdist.errors import ArgumentError, FileError
 from daskdist.tables.columns import Columns
 from daskdist.tables.device_column import DeviceColumn
@@ -129,7 +130,7 @@ class FrameReader:
         has_nulls = bool(getattr(column, "has_nulls", False))
         if _is_plain(column.dtype) and name not in self.missing and not has_nulls:
             leaf = None if device_column is None or not hasattr(column, "to_cupy") else device_column(column.to_cupy())
-            return column.to_numpy() if leaf is None else leaf
+            return native(column.to_numpy()) if leaf is None else leaf
         return _as_arrow(column, f"from_dask: {label}: column {name!r} of {column.dtype}")
 
     def _leaves(self, name: str, array: Any, label: str) -> Sequence[Any]:

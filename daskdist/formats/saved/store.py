@@ -27,6 +27,7 @@ from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.json_codec import dtype_from_json, dtype_to_json, no_dataset
 from daskdist.core.ragged import Ragged
 from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array
+from daskdist.core.to_numpy import native
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
 from daskdist.storage.atomic_file import located, writing
@@ -162,7 +163,7 @@ def _checked(column: Any, path: str) -> Any:
             f"save: leaf {path or '(the element)'} is {type(column).__module__}.{type(column).__name__}; "
             "only arrays in host memory can be saved"
         )
-    return column if column.dtype.isnative else column.astype(column.dtype.newbyteorder("="))
+    return native(column)
 
 
 def _gathered(leaves: list[Any]) -> Any:

@@ -30,6 +30,7 @@ import numpy as np
 
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT
+from daskdist.core.to_numpy import native
 from daskdist.errors import ArgumentError
 from daskdist.formats.image_codec import IMAGES, ImageOptions, encoded_image, why_no_image
 from daskdist.formats.npy import header_of
@@ -178,7 +179,8 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
     array = array.reshape(shape, order="F" if in_columns else "C")
     if dtype.kind == "U":
         return array.astype(TEXT)
-    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+    converted: np.ndarray[Any, Any] = native(array)
+    return converted
 
 
 @lru_cache(maxsize=64)
