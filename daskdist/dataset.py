@@ -116,11 +116,12 @@ from daskdist.ops.window import Window
 from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
 from daskdist.ops.zip import Zip
 from daskdist.passes.count import counted_by, number_of_batches
+from daskdist.passes.fingerprint import fingerprint, with_new_fingerprints
 from daskdist.passes.numbering import at_pass, begin_pass, note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.remainders import looks_like_batches
 from daskdist.passes.row_by_row import row_by_row
-from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn, with_new_fingerprints
+from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.passes.simplify import simplify
 from daskdist.service.request import ServiceRequest
 from daskdist.storage.filesystem import Paths, Storage, is_remote, local

@@ -47,8 +47,10 @@ class Started:
         raise AssertionError(f"no {text!r} in {path.name} within 30 s: {found}")
 
     def end(self) -> None:
-        # End the scheduler last, since workers that end tell it so.
-        for processes in (self.processes[1:], self.processes[:1]):
+        # End the scheduler last: a worker that ends tells it so, and waits if it is gone.
+        schedulers = [process for process in self.processes if "scheduler" in process.args]
+        workers = [process for process in self.processes if process not in schedulers]
+        for processes in (workers, schedulers):
             for process in processes:
                 process.terminate()
             for process in processes:

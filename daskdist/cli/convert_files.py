@@ -33,7 +33,7 @@ from daskdist.formats.write import (
     rows_of_chunk,
 )
 from daskdist.long_work import shown
-from daskdist.passes.seed import fingerprint
+from daskdist.passes.fingerprint import fingerprint
 from daskdist.storage.filesystem import Storage, is_remote, local
 
 _ZARR: Final = "zarr"

@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dask.base import normalize_token, tokenize
-
-from daskdist.core.functions.user_function import code_of
-from daskdist.core.node import CountingNode, Node, Source, walk
+from daskdist.core.node import CountingNode, Node
 from daskdist.core.randomness.seed import generator
-from daskdist.url_secrets import without_signatures
 
 
 def with_seed(node: Node, seed: int) -> Node:
@@ -58,35 +54,3 @@ def _upstream_first(node: Node) -> Iterator[Any]:
 
 def _is_seeded(node: Any) -> bool:
     return not isinstance(node, CountingNode) or node.is_seeded
-
-
-def fingerprint(node: Node) -> str:
-    """Return a token that equal pipelines share in every process, and that changes with the files they read.
-
-    Drawn seeds are not part of it, nor are the secrets of URLs: another signature names the same file.
-    """
-    states = [source.state() for source in walk(node) if isinstance(source, Source)]
-    seeded = with_seed(node, 0)
-    if any(map(_has_urls, walk(node))):
-        content = normalize_token([seeded, states])
-        unsigned = without_signatures(content)
-        if unsigned != content:
-            return str(tokenize(unsigned))
-    return str(tokenize(seeded, states))
-
-
-def _has_urls(node: Node) -> bool:
-    for value in vars(node).values():
-        if any(isinstance(text, str) and "://" in text for text in (value if isinstance(value, tuple) else (value,))):
-            return True
-    return False
-
-
-def with_new_fingerprints(node: Node) -> Node:
-    """Return the pipeline with fingerprints recomputed from the current code of its functions."""
-    inputs = tuple(map(with_new_fingerprints, node.inputs))
-    if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-        node = node.with_inputs(inputs)
-    if node.code is None or node.code == code_of(inputs[0]):
-        return node
-    return node.of_code(code_of(inputs[0]), fingerprint(inputs[0]))

@@ -11,7 +11,7 @@ from daskdist.core.node import Node
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
-from daskdist.passes.seed import fingerprint
+from daskdist.passes.fingerprint import fingerprint
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.dispatcher_connection import ask
 from daskdist.service.request import ServiceRequest, checked_compression

@@ -19,9 +19,9 @@ from daskdist import SHARD_HINT, AutoShardPolicy, Dataset, Options, TensorSpec, 
 from daskdist.core.dataset_base import node_of
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.passes.autoshard import autoshard, sharding_input
+from daskdist.passes.fingerprint import fingerprint
 from daskdist.passes.plan import plan
 from daskdist.passes.remainders import level
-from daskdist.passes.seed import fingerprint
 from daskdist.testing import SimulatedWorkers, afresh
 
 

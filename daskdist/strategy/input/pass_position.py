@@ -14,10 +14,11 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
 from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.ops.read_files import ReadFiles
+from daskdist.passes.fingerprint import fingerprint
 from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rest_of_pass import PassLayout, PassSection, final_batch, rest_of, with_batch_size
-from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
+from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.strategy.input.pipeline import Pipeline
 
 
