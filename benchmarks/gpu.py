@@ -235,23 +235,24 @@ def feeding(size: Size) -> Iterator[Figure]:
 
 
 def small_chunks(size: Size) -> Iterator[Figure]:
-    """Measure chunks of 128 rows."""
+    """Measure chunks of 128 rows, and of 4 MiB."""
     strategy = daskdist.MirroredStrategy([_DEVICE])
-    array = rows(size)[: 2**18]
-    dataset = daskdist.Dataset.from_tensor_slices(array).batch(128)
+    array = rows(size)
+    for name, chunk_rows, num_rows in (("128 rows", 128, 2**18), ("4 MiB", 2**16, 2**24)):
+        dataset = daskdist.Dataset.from_tensor_slices(array[:num_rows]).batch(chunk_rows)
 
-    def ours() -> None:
-        for _ in strategy.distribute_dataset(dataset):
-            pass
+        def ours(dataset: daskdist.Dataset = dataset) -> None:
+            for _ in strategy.distribute_dataset(dataset):
+                pass
 
-    def naive() -> None:
-        for batch in dataset:
-            cupy.asarray(batch)
+        def naive(dataset: daskdist.Dataset = dataset) -> None:
+            for batch in dataset:
+                cupy.asarray(batch)
 
-    seconds = timed({"ours": ours, "naive": naive}, size.repeats)
-    num_chunks = len(array) / 128
-    per_s = {name: num_chunks / each for name, each in seconds.items()}
-    yield Figure("chunks of 128 rows", per_s["ours"], "chunks/s", per_s["naive"], "cupy.asarray(batch)", 1.0, "ratio")
+        seconds = timed({"ours": ours, "naive": naive}, size.repeats)
+        num_chunks = len(array[:num_rows]) / chunk_rows
+        ours_per_s, naive_per_s = (num_chunks / seconds[call] for call in ("ours", "naive"))
+        yield Figure(f"chunks of {name}", ours_per_s, "chunks/s", naive_per_s, "cupy.asarray(batch)", 1.0, "ratio")
 
 
 def during_steps(size: Size) -> Iterator[Figure]:

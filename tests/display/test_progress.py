@@ -219,7 +219,7 @@ def test_passes_that_are_not_distributed():
 def test_copies_to_devices_are_described(monkeypatch, strict):
     strategy = daskdist.MirroredStrategy(["STRICT:0"])
     # Copies that take long.
-    monkeypatch.setattr(strict_device.StrictStream, "delay_s", 0.03)
+    monkeypatch.setattr(strict_device.StrictStream, "delay_s", 0.15)
     steps = iter(strategy.distribute_dataset(Dataset.range(40).batch(8)))
     for step in steps:
         strict_device.StrictDevice(0).get(step)

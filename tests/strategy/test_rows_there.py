@@ -70,13 +70,13 @@ def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):
 
 def test_large_batches_are_copied_one_by_one(monkeypatch):
     copies = count_copies(monkeypatch)
-    block = Block(LONE, [np.ones((6 * 2**18, 4), np.float32)])
-    rows = Batches(block, range(0, 6 * 2**18 + 1, 2**18))
+    block = Block(LONE, [np.ones((3 * 2**20, 4), np.float32)])
+    rows = Batches(block, range(0, 3 * 2**20 + 1, 2**20))
     arrived = DeviceStaging(StrictDevice(0))
     arrived(rows).item(0)
-    assert copies == [2**22] * 2
+    assert copies == [2**24] * 2
     arrived(rows).item(1)
-    assert copies == [2**22] * 3
+    assert copies == [2**24] * 3
 
 
 def test_any_order_of_requests():

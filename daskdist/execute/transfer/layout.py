@@ -26,6 +26,9 @@ _LEAST_LOCKED_BYTES: Final = 32 * MIB
 # Steps are packed in spans of this size, and each is copied to the device once it is packed. Starting a copy of a span
 # takes as long as packing some megabytes.
 SPAN_BYTES: Final = 16 * MIB
+# Steps are copied together, up to these limits: starting a copy takes as long as packing some megabytes.
+UNIT_BYTES: Final = SPAN_BYTES
+MOST_UNIT_STEPS: Final = 64
 
 
 class PlacedLeaf(NamedTuple):

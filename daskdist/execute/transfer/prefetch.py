@@ -20,12 +20,10 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.devices import Device, name_of
 from daskdist.execute.transfer.copier import Copier, CopyUnit, NoRoomError, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyTimer
-from daskdist.execute.transfer.layout import MIB, bytes_of, layout_of
+from daskdist.execute.transfer.layout import MOST_UNIT_STEPS, UNIT_BYTES, bytes_of, layout_of
 
 logger: Final = logging.getLogger("daskdist")
 
-# The most steps of a unit, however small they are.
-_MOST_STEPS: Final = 64
 # Seconds after which a waiting consumer takes the available steps, although the unit is not full.
 _STARVED_S: Final = 0.002
 # Seconds between two checks of a waiting thread for the end of prefetching.
@@ -121,7 +119,7 @@ class _PrefetchState:
             del step, pairs
             if len(self.pending) >= num_steps or self.is_shrunk or self.pending_bytes >= self.unit_bytes:
                 self._send_all()
-                num_steps = min(2 * num_steps, _MOST_STEPS)
+                num_steps = min(2 * num_steps, MOST_UNIT_STEPS)
         self._send_all()
 
     def _send_all(self) -> None:
@@ -332,7 +330,7 @@ class DevicePrefetch(Iterator[list[Any]]):
         *,
         num_units: int = 2,
         num_bytes: int | None = None,
-        unit_bytes: int = 4 * MIB,
+        unit_bytes: int = UNIT_BYTES,
         locks: bool = False,
         interrupt: Callable[[], None] | None = None,
     ) -> None:

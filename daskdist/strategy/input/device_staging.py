@@ -20,15 +20,12 @@ from daskdist.execute.caller import Caller
 from daskdist.execute.stream.step_cursors import HandedOut, JointCursor
 from daskdist.execute.transfer.copier import Copier, NoRoomError, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyStats, CopyTimer
-from daskdist.execute.transfer.layout import MIB, copied_bytes, layout_of
+from daskdist.execute.transfer.layout import MOST_UNIT_STEPS, UNIT_BYTES, copied_bytes, layout_of
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.strategy.input.options import InputOptions
 
 logger: Final = logging.getLogger("daskdist")
 
-# Limits of the batches that are copied together.
-_UNIT_BYTES: Final = 4 * MIB
-_MOST_STEPS: Final = 64
 # After an allocation for several batches fails, this many batches are copied one by one, as failing again would be
 # slow.
 _NUM_ALONE: Final = 32
@@ -115,7 +112,7 @@ class _CopyQueue:
         self._alive: set[UnitLifetime] = set()
         self.timer = CopyTimer()
 
-    def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, ReplicaPart]:
+    def begin(self, rows: Rows, start: int, most: int = MOST_UNIT_STEPS) -> tuple[int, int, ReplicaPart]:
         """Begin to copy elements from ``start`` on; raise `NoRoomError` without memory."""
         if self._num_alone:
             self._num_alone -= 1
@@ -125,7 +122,7 @@ class _CopyQueue:
         for place in range(start, min(len(rows), start + most)):
             leaves = rows.item(place)
             num_bytes += copied_bytes(self._device, leaves)
-            if steps and num_bytes > _UNIT_BYTES:
+            if steps and num_bytes > UNIT_BYTES:
                 break
             steps.append(leaves)
         with self._lock:
@@ -236,9 +233,7 @@ class HostSteps(Iterator[Any]):
         self._caller.close()
 
 
-def ahead_of(
-    source: Iterator[Any], devices: Sequence[Device], options: InputOptions, unit_bytes: int, **when: Any
-) -> DevicePrefetch:
+def ahead_of(source: Iterator[Any], devices: Sequence[Device], options: InputOptions, **when: Any) -> DevicePrefetch:
     """Return an iterator that copies steps to devices ahead of use, according to the options."""
     return DevicePrefetch(
         source,
@@ -246,6 +241,5 @@ def ahead_of(
         num_units=options.device_buffer_size,
         num_bytes=options.device_buffer_bytes,
         locks=options.pin_arrays,
-        unit_bytes=unit_bytes,
         **when,
     )

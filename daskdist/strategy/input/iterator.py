@@ -465,7 +465,7 @@ class DistributedIterator:
     def _step(self) -> Any:
         if self._puts_on_devices and self._ahead is None and not self._is_over:
             self._host_steps = HostSteps(self._feeds, self._caller, self._empty)
-            self._ahead = ahead_of(self._host_steps, self._devices, self._options, self._caller.bundle_bytes)
+            self._ahead = ahead_of(self._host_steps, self._devices, self._options)
         if self._ahead is not None:
             rows = self._on_devices(self._ahead)
             return self._step_value(rows, is_uneven=len(rows) > 1 and _are_uneven(rows))

@@ -274,7 +274,6 @@ class ReplicaIterator(Iterator[Any]):
             _steps(*which),
             [self._device],
             self._plan.options,
-            Synchronous.bundle_bytes,
             interrupt=self._readers.wake,
         )
         return _packed(_timed(self._ahead, self._times), self._plan.spec.structure)
