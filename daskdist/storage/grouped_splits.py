@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from daskdist.config import in_bytes
-from daskdist.core.block import Block, Rows, merge
+from daskdist.core.block import Block, Bundle, Rows, merge
+from daskdist.core.failing.failed_elements import PartlyFailed, not_read, raw_item, structure_of
 from daskdist.core.failing.origin import SelectedOrigins
 from daskdist.core.primitive import Split
 
@@ -113,13 +114,24 @@ def joined_split(parts: Sequence[Split]) -> Split:
 
 @dataclass(frozen=True)
 class ReadGroup:
-    """A function that reads the splits of a group in order."""
+    """A function that reads the splits of a group in order; one of a row that cannot be read fails by itself."""
 
     function: Callable[[Split], Rows]
 
     def __call__(self, split: Split) -> Rows:
-        parts = [self.function(part) for part in split.payload]
-        rows = merge(parts, parts[0])
+        parts: list[Rows] = []
+        for part in split.payload:
+            try:
+                parts.append(self.function(part))
+            except Exception as error:
+                if len(split.payload) == 1 or any(other.num_rows != 1 for other in split.payload):
+                    raise
+                parts.append(not_read(part, len(parts), error))
+        if any(isinstance(part, PartlyFailed) for part in parts):
+            items = [raw_item(part, index) for part in parts for index in range(len(part))]
+            rows: Block | Bundle = PartlyFailed(structure_of(parts), items)
+        else:
+            rows = merge(parts, parts[0])
         blocks = [part for part in parts if isinstance(part, Block)]
         if isinstance(rows, Block) and len(blocks) == len(parts):
             # The origins of rows in bundles are not known.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -98,6 +100,51 @@ def test_only_the_damaged_image_is_lost(images, tmp_path):
     without = ds.ignore_errors().batch(64)
     expected = list(without.at_epoch(0))
     same_elements(list(without.at_epoch(0).with_options(PROCESSES)), expected, "without the damaged image")
+
+
+def drained(iterator, limit=None):
+    """Return the numbers of images, and the names of those that cannot be read, up to a number of them."""
+    elements = []
+    while limit is None or len(elements) < limit:
+        try:
+            elements.append(number_of(next(iterator)))
+        except StopIteration:
+            break
+        except errors.FileError as error:
+            elements.append(re.search(r"[0-9]+\.png", str(error)).group())
+    return elements
+
+
+def number_of(image):
+    return int(image[0, 0, 0]) * 251 + int(image[0, 0, 1])
+
+
+@pytest.mark.parametrize("options", [Options(), Options(deterministic=False), PROCESSES])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds: ds,
+        lambda ds: ds.shuffle(150, seed=0),
+        lambda ds: ds.shuffle(400, seed=0).map(lambda image: image + 0, vectorized=False),
+        lambda ds: ds.filter(lambda image: number_of(image) >= 0).shuffle(400, seed=0),
+    ],
+)
+def test_damaged_images_are_lost_alone_before_and_after_a_position(images, tmp_path, options, build):
+    names = [f"{number:04}.png" for number in range(300)]
+    damaged = ["0000.png", "0005.png", "0063.png", "0064.png", "0290.png"]
+    for number, name in enumerate(names):
+        if name in damaged:
+            (tmp_path / name).write_bytes(b"\x89PNG no image")
+        else:
+            (tmp_path / name).symlink_to(f"{images}/{'ab'[number % 2]}/{name}")
+    ds = build(daskdist.read_images(str(tmp_path), labels=None)).with_options(options)
+    expected = sorted(damaged) + [number for number in range(300) if names[number] not in damaged]
+    for limit in (66, 200):
+        iterator, again = iter(ds.at_epoch(0)), iter(ds)
+        elements = drained(iterator, limit)
+        again.load_state_dict(iterator.state_dict())
+        for rest in (drained(iterator), drained(again)):
+            assert sorted(elements + rest, key=lambda element: (isinstance(element, int), element)) == expected
 
 
 class Recorded:

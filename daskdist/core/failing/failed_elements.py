@@ -441,6 +441,7 @@ class TryEachRead:
             rows: Rows = read(split, *values)
         except Exception as error:
             return _none_of(split, error)
+        rows = _with_failures_before(rows, self.left_out)
         return TryEachStage(tuple(computations), self.left_out, first_stage=1)(rows)
 
 
@@ -476,6 +477,34 @@ def _none_of(split: Split, error: Exception) -> Rows:
     number = 1 if split.num_rows is None else split.num_rows
     failed = FailedElement(error, f"{split.label} {uuid.uuid4().hex}", _NOT_READ)
     return PartlyFailed(LONE, [failed] * number, split.label)
+
+
+def not_read(split: Split, index: int, error: Exception) -> Rows:
+    """Return the only row of a split that cannot be read, which is one of several rows that are read together.
+
+    Parameters
+    ----------
+    split, error
+        The split, and the error of reading it.
+    index
+        The number of the row among those that are read together.
+    """
+    # Number 0 is that of all rows together.
+    return PartlyFailed(LONE, [FailedElement(error, place=(0, index + 1))], split.label)
+
+
+def _with_failures_before(rows: Rows, left_out: Sequence[LeftOut]) -> Rows:
+    # Let the rows that could not be read before fail again.
+    indices = {element.number - 1 for element in left_out if element.is_raised and not element.stage and element.number}
+    if not indices:
+        return rows
+    items = [
+        FailedElement(FailedBeforeError(), "", (0, index + 1)) if index in indices else raw_item(rows, index)
+        for index in range(len(rows))
+    ]
+    result = PartlyFailed(rows.structure, items, rows.label)
+    result.skipped = rows.skipped
+    return result
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import numpy as np
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Rows
-from daskdist.core.failing.failed_elements import PartlyFailed
 from daskdist.core.primitive import Split, same
 from daskdist.execute.caller import Report, report_of
 from daskdist.execute.stream.gather import Joins, Picks, gather
@@ -140,18 +139,10 @@ def _with_needed(blocks: Sequence[Rows | UnreadRows], picks: Picks) -> tuple[lis
 
 def gather_read(blocks: Sequence[Rows | UnreadRows], picks: Picks | Joins, function: str, unstacked: bool) -> Any:
     """Read rows, and call the pickled function of a file with the picked ones; without a file, return them."""
-    read = [_read(block) if isinstance(block, UnreadRows) else block for block in blocks]
+    read = [
+        function_of(block.function)(joined_split(block.parts)) if isinstance(block, UnreadRows) else block
+        for block in blocks
+    ]
     if not function:
         return gather(read, picks, None, unstacked)
     return function_of(function)(gather(read, picks, same, unstacked))
-
-
-def _read(unread: UnreadRows) -> Rows:
-    function, parts = function_of(unread.function), unread.parts
-    rows: Rows = function(joined_split(parts))
-    if not isinstance(rows, PartlyFailed):
-        return rows
-    # If a row cannot be read, the others of the group can.
-    apart = [function(joined_split([part])) for part in parts]
-    merged: Rows = gather(apart, Picks(np.zeros(len(parts), np.intp), np.arange(len(parts)), None, None), same)
-    return merged

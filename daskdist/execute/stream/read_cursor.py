@@ -166,8 +166,8 @@ class ReadCursor(BlockCursor):
         part = split if divide is None or stop is None else divide(split, start, stop)
         num_bytes = in_bytes("split-bytes") if part.num_bytes is None else part.num_bytes
         # The first splits are read whole, since the size of their rows is not known.
-        is_possible = read.is_of_rows and read.is_shuffled and read.factor == 1 and read.costly is None and not left_out
-        by_row = is_possible and runtime.caller.reads_by_row and self._sizes.are_known
+        is_possible = read.is_of_rows and read.is_shuffled and read.factor == 1 and read.costly is None
+        by_row = is_possible and runtime.caller.reads_by_row and self._sizes.are_known and self._is_known(split)
         if self._kept is None:
             handle = self._handle(part, worker, read.function, left_out, by_row=by_row)
         else:
