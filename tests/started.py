@@ -38,13 +38,13 @@ class Started:
         """Wait for text in a file, and return it."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
-            found = path.read_text() if path.exists() else ""
-            if text in found:
-                return found
+            actual = path.read_text() if path.exists() else ""
+            if text in actual:
+                return actual
             ended = [process.args for process in self.processes if process.poll() is not None]
-            assert not ended, f"ended: {ended}: {found}"
+            assert not ended, f"ended: {ended}: {actual}"
             time.sleep(0.05)
-        raise AssertionError(f"no {text!r} in {path.name} within 30 s: {found}")
+        raise AssertionError(f"no {text!r} in {path.name} within 30 s: {actual}")
 
     def end(self) -> None:
         # End the scheduler last: a worker that ends tells it so, and waits if it is gone.
