@@ -437,7 +437,9 @@ def threads_of_passes() -> set[threading.Thread]:
     assert closed.wait(30)
     # These threads end some time after their users, possibly in a later test.
     others = ("daskdist-closing", "daskdist-memory", "daskdist watch", "daskdist idle")
-    return {each for each in threading.enumerate() if each.name.startswith("daskdist") and each.name not in others}
+    return {
+        thread for thread in threading.enumerate() if thread.name.startswith("daskdist") and thread.name not in others
+    }
 
 
 # These ports are outside of the range that the system uses for connections, one of which might take a port while its
@@ -456,11 +458,11 @@ def eventually(is_so, within_s=20.0):
     The longer it waits, the less often it looks, as many of these functions ask workers or collect garbage.
     """
     begun = time.monotonic()
-    while not (found := is_so()):
+    while not (actual := is_so()):
         waited_s = time.monotonic() - begun
         assert waited_s < within_s
         time.sleep(min(max(waited_s / 10, 0.01), 0.2))
-    return found
+    return actual
 
 
 # What Dask may log while it closes a cluster on a slow machine, also an idle one: a worker closes during its heartbeat,
@@ -498,12 +500,12 @@ def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:
 @contextlib.contextmanager
 def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[list[tuple[Any, ...]]]:
     """Record the messages that a strategy sends to its workers in the block, each after the address of its worker."""
-    found: list[tuple[Any, ...]] = []
+    actual: list[tuple[Any, ...]] = []
     streams = list(internals_of(strategy).backend.streams._streams.values())
 
     def noted(stream: Any, append: Callable[..., None]) -> Callable[..., None]:
         def note(*message: Any, num_bytes: int = 0) -> None:
-            found.append((stream.address, *message))
+            actual.append((stream.address, *message))
             append(*message, num_bytes=num_bytes)
 
         return note
@@ -511,7 +513,7 @@ def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[li
     for stream in streams:
         stream.append = noted(stream, stream.append)
     try:
-        yield found
+        yield actual
     finally:
         for stream in streams:
             del stream.append

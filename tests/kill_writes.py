@@ -154,7 +154,7 @@ def read(method: str, place: str) -> list[int] | None:
         "save": Dataset.load,
     }
     try:
-        return [int(each["cls"]) for each in readers[method](place)]
+        return [int(value["cls"]) for value in readers[method](place)]
     except errors.FileError:
         return None
 
@@ -183,20 +183,20 @@ def names_in(folder: Path, method: str) -> list[str]:
 def check(place: str, is_fresh: bool, method: str) -> None:
     globs = {"save": [], "to_zarr": [f"{place[:-1]}*"], CONVERT: [f"{place[:-1]}*"]}.get(method, [f"{place}/part-*"])
     for path in [place, *globs]:
-        found = read(method, path)
+        actual = read(method, path)
         allowed = [None, NEW] if is_fresh else [OLD, NEW]
-        if found not in allowed:
-            raise SystemExit(f"{path} is read as {found}")
+        if actual not in allowed:
+            raise SystemExit(f"{path} is read as {actual}")
     if method == CONVERT:
         convert(NEW, place)
-        if (found := read(method, place)) != NEW:
-            raise SystemExit(f"{place} was converted again, and is read as {found}")
+        if (actual := read(method, place)) != NEW:
+            raise SystemExit(f"{place} was converted again, and is read as {actual}")
         # Another conversion would begin with the same files after each state.
         return
     write(method, LATER, place)
     for path in [place, *globs]:
-        if (found := read(method, path)) != LATER:
-            raise SystemExit(f"{path} was written again, and is read as {found}")
+        if (actual := read(method, path)) != LATER:
+            raise SystemExit(f"{path} was written again, and is read as {actual}")
 
 
 def import_what_is_used(folder: Path, method: str) -> None:

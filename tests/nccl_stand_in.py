@@ -15,7 +15,7 @@ import numpy as np
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64 = range(6)
 NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = range(6, 9)
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = range(4)
-_DTYPES = [np.dtype(each) for each in ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8")]
+_DTYPES = [np.dtype(item) for item in ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8")]
 _OPS = [np.add, np.multiply, np.maximum, np.minimum]
 available = True
 current = SimpleNamespace(devices=[0], streams=[None], calls=None, num_groups=0, made=[])
@@ -74,7 +74,7 @@ class NcclCommunicator:
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream, /):
         given = (sendbuf, recvbuf, count, datatype, op, root, stream)
-        if not all(type(each) is int for each in given):
+        if not all(type(value) is int for value in given):
             raise TypeError("an integer is required")
         if current.calls is None:
             raise NcclError("out of a group one rank waits for the next for ever")
@@ -105,9 +105,9 @@ class OnGpu(np.ndarray):
 
 
 def on_gpu(array, number):
-    found = np.asarray(array).view(OnGpu)
-    found.number = number
-    return found
+    actual = np.asarray(array).view(OnGpu)
+    actual.number = number
+    return actual
 
 
 class _Entered:

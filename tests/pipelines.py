@@ -147,7 +147,7 @@ class Source:
         return Dataset.from_generator(_generated, TensorSpec((), np.int64), (number,))
 
     def _generator_elements(self, number):
-        return [np.int64(each) for each in _generated(number)]
+        return [np.int64(value) for value in _generated(number)]
 
     def _slices(self, num_rows):
         return Dataset.from_tensor_slices(self._arrays(num_rows))
@@ -181,8 +181,8 @@ _COLUMNS: dict[str, Any] = {"dict": None, "tuple": (["f", "g"], "a")}
 
 
 def _generated(number):
-    for each in range(number):
-        yield each * 2
+    for value in range(number):
+        yield value * 2
 
 
 # --- pipelines ---
@@ -232,7 +232,7 @@ class Pipeline:
 
 
 def _zip(ds, others, form):
-    (other,) = (each.dataset() for each in others)
+    (other,) = (value.dataset() for value in others)
     return Dataset.zip({"b": ds, "a": other}) if form == "dict" else Dataset.zip(ds, other)
 
 
@@ -243,11 +243,11 @@ def _concatenate(ds, others):
 
 def _choose(ds, others, choices, stop):
     numbers = Dataset.from_tensor_slices(np.array(choices, np.int64))
-    return Dataset.choose_from_datasets([ds, *(each.dataset() for each in others)], numbers, stop)
+    return Dataset.choose_from_datasets([ds, *(other.dataset() for other in others)], numbers, stop)
 
 
 def _sample(ds, others, weights, seed, stop, rerandomize):
-    datasets = [ds, *(each.dataset() for each in others)]
+    datasets = [ds, *(other.dataset() for other in others)]
     return Dataset.sample_from_datasets(datasets, weights, seed, stop, rerandomize)
 
 
@@ -392,7 +392,7 @@ class Growing:
 
 
 def _grow_map(draw, made, fixed):
-    maps = [each for each in MAPS.get(made.kind.name, []) if not fixed or each[1] in _FIXED]
+    maps = [value for value in MAPS.get(made.kind.name, []) if not fixed or value[1] in _FIXED]
     function, kind, *num_axes = draw(st.sampled_from([*maps * 2, *MAPS_OF_ANY]))
     return made.then("map", function, kind=kind, num_axes=num_axes[0] if num_axes else None)
 

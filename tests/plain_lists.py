@@ -65,7 +65,7 @@ class Outcome:
 def outcome(pipeline: Any, iteration: int = 0) -> Outcome:
     """Return the elements of a pipeline in an iteration."""
     reference = Reference()
-    elements = [each if isinstance(each, Unmade) else _plain(each) for each in reference.of(pipeline, (iteration,))]
+    elements = [value if isinstance(value, Unmade) else _plain(value) for value in reference.of(pipeline, (iteration,))]
     return Outcome(elements, reference.met_unmade)
 
 
@@ -98,13 +98,13 @@ class Reference:
         if number == 0:
             elements = pipeline.source.elements(epoch)
             if pipeline.source.kind == "uneven" and pipeline.source.name == "slices":
-                elements = [each.view(RaggedRow) for each in elements]
+                elements = [value.view(RaggedRow) for value in elements]
             return elements
         name, args = pipeline.operations[number - 1]
         if name == "repeat":
-            return [each for k in range(args[0]) for each in self.of(pipeline, (*epoch, k), number - 1)]
+            return [item for k in range(args[0]) for item in self.of(pipeline, (*epoch, k), number - 1)]
         elements = self.of(pipeline, epoch, number - 1)
-        if name not in _PASSING_ON and any(isinstance(each, Unmade) for each in elements):
+        if name not in _PASSING_ON and any(isinstance(element, Unmade) for element in elements):
             # The elements of the window are unknown here, and the operation may or may not fail.
             reject()
         if name in ("zip", "concatenate", "choose", "sample"):
@@ -120,7 +120,7 @@ class Reference:
     # --- one by one ---
 
     def _map(self, elements, function):
-        return [each if isinstance(each, Unmade) else self._mapped(function, each) for each in elements]
+        return [element if isinstance(element, Unmade) else self._mapped(function, element) for element in elements]
 
     def _mapped(self, function, element):
         try:
@@ -131,27 +131,27 @@ class Reference:
         return structure.pack(leaves)
 
     def _filter(self, elements, predicate):
-        return [each for each in elements if isinstance(each, Unmade) or call_with(predicate, each)]
+        return [element for element in elements if isinstance(element, Unmade) or call_with(predicate, element)]
 
     def _ignore_errors(self, elements):
-        return [each for each in elements if not isinstance(each, Unmade)]
+        return [element for element in elements if not isinstance(element, Unmade)]
 
     def _enumerate(self, elements, start):
-        return [(np.int64(number), each) for number, each in enumerate(elements, start)]
+        return [(np.int64(number), element) for number, element in enumerate(elements, start)]
 
     def _take_while(self, elements, predicate):
-        return list(itertools.takewhile(lambda each: call_with(predicate, each), elements))
+        return list(itertools.takewhile(lambda value: call_with(predicate, value), elements))
 
     def _unique(self, elements):
         first = {}
-        for each in elements:
-            first.setdefault(_key(each), each)
+        for element in elements:
+            first.setdefault(_key(element), element)
         return list(first.values())
 
     def _scan(self, elements, initial, function):
         outputs, state = [], initial
-        for each in elements:
-            state, output = function(state, each)
+        for element in elements:
+            state, output = function(state, element)
             outputs.append(output)
         return outputs
 
@@ -181,14 +181,14 @@ class Reference:
         rng = generator(seed, 1, epoch)
         seen = [0] * len(target)
         output = []
-        for each in elements:
-            number = call_with(class_of, each)
+        for value in elements:
+            number = call_with(class_of, value)
             seen[number] += 1
             there = seen if initial is None else initial
             ratios = [want / have if have else 0 for want, have in zip(target, there, strict=True)]
             draw = rng.random()
             if max(ratios) and draw < ratios[number] / max(ratios):
-                output.append((np.int32(number), each))
+                output.append((np.int32(number), value))
         return output
 
     # --- several inputs ---
@@ -199,7 +199,7 @@ class Reference:
         return list(zip(*lists, strict=False))
 
     def _concatenate(self, lists):
-        return [each for elements in lists for each in elements]
+        return [element for elements in lists for element in elements]
 
     def _choose(self, lists, choices, stop):
         return _directed(lists, iter(choices), stop)
@@ -218,8 +218,8 @@ class Reference:
         return [self._stacked(group) for group in groups if len(group) == size or not drop_remainder]
 
     def _stacked(self, group):
-        if not any(isinstance(each, Unmade) for each in group):
-            columns = list(zip(*[Structure.flatten(each)[0] for each in group], strict=True))
+        if not any(isinstance(item, Unmade) for item in group):
+            columns = list(zip(*[Structure.flatten(value)[0] for value in group], strict=True))
             if any(isinstance(leaf, RaggedRow | daskdist.Ragged) for column in columns for leaf in column):
                 # Batches of ragged rows are ragged; the tests of `Ragged` check them.
                 reject()
@@ -238,7 +238,7 @@ class Reference:
         return [daskdist.Ragged.of(group) for group in groups if len(group) == size or not drop_remainder]
 
     def _unbatch(self, elements):
-        return [row for each in elements for row in _rows(each)]
+        return [row for element in elements for row in _rows(element)]
 
     def _rebatch(self, elements, sizes, drop_remainder=False):
         rows = self._unbatch(elements)
@@ -255,7 +255,7 @@ class Reference:
 
     def _bucket_by_sequence_length(self, elements, length_of, boundaries, sizes, *padding):
         _, values, to_boundary, no_padding, drop_remainder = padding
-        number_of = lambda each: int(np.searchsorted(boundaries, call_with(length_of, each), side="right"))  # noqa: E731
+        number_of = lambda value: int(np.searchsorted(boundaries, call_with(length_of, value), side="right"))  # noqa: E731
         groups = _grouped(elements, number_of, lambda number: sizes[number], drop_remainder)
         if no_padding:
             return [self._stacked(group) for _, group in groups]
@@ -264,8 +264,8 @@ class Reference:
 
     def _batch_by_size(self, elements, budget, length_of, buffer_size=None, value=None, ragged=False, round_size=1):
         buffer_size = None if buffer_size is None else -(-buffer_size // round_size) * round_size
-        length = lambda each: max(int(call_with(length_of, each)), 1)  # noqa: E731
-        if any(length(each) > budget for each in elements):
+        length = lambda part: max(int(call_with(length_of, part)), 1)  # noqa: E731
+        if any(length(element) > budget for element in elements):
             reject()
         fits = lambda group: (  # noqa: E731
             sum(map(length, group)) <= budget if ragged else len(group) * max(map(length, group)) <= budget
@@ -274,23 +274,23 @@ class Reference:
         step = buffer_size or max(len(elements), 1)
         for start in range(0, len(elements), step):
             buffer = elements[start : start + step]
-            found = []
-            for each in buffer if buffer_size is None else sorted(buffer, key=length):
-                if found and fits([*found[-1], each]):
-                    found[-1].append(each)
+            actual = []
+            for item in buffer if buffer_size is None else sorted(buffer, key=length):
+                if actual and fits([*actual[-1], item]):
+                    actual[-1].append(item)
                 else:
-                    found.append([each])
-            while len(found) % round_size and len(found) < len(buffer):
-                largest = max(found, key=len)
+                    actual.append([item])
+            while len(actual) % round_size and len(actual) < len(buffer):
+                largest = max(actual, key=len)
                 half = len(largest) - len(largest) // 2
-                found[found.index(largest) : found.index(largest) + 1] = [largest[:half], largest[half:]]
-            groups += found
+                actual[actual.index(largest) : actual.index(largest) + 1] = [largest[:half], largest[half:]]
+            groups += actual
         return [daskdist.Ragged.of(group) if ragged else _padded(group, value) for group in groups]
 
     # --- nested ---
 
     def _flat_map(self, elements, inner):
-        return [each for element in elements for each in inner.elements(self, element)]
+        return [value for element in elements for value in inner.elements(self, element)]
 
     def _interleave(self, elements, inner, cycle_length=None, block_length=1):
         # Follow the documented rule, one element at a time.
@@ -312,7 +312,7 @@ class Reference:
         for start in range(0, len(elements), shift or size):
             members = elements[start : start + (size - 1) * stride + 1 : stride]
             if len(members) == size or not drop_remainder:
-                columns = zip(*[Structure.flatten(each)[0] for each in members], strict=True)
+                columns = zip(*[Structure.flatten(member)[0] for member in members], strict=True)
                 windows.append(Structure.flatten(members[0])[1].pack([Listed(column) for column in columns]))
         return windows
 
@@ -323,8 +323,8 @@ class Reference:
 
     def _group_by_window(self, elements, key_of, reduce, size, size_of=None):
         sized = (lambda key: size) if size_of is None else lambda key: size_of(np.int64(key))
-        groups = _grouped(elements, lambda each: call_with(key_of, each), sized, False)
-        return [each for key, group in groups for each in reduce.elements(self, key, group)]
+        groups = _grouped(elements, lambda value: call_with(key_of, value), sized, False)
+        return [element for key, group in groups for element in reduce.elements(self, key, group)]
 
 
 def shuffled(elements, buffer_size, seed, reshuffle=True, *, epoch):
@@ -355,9 +355,9 @@ def _directed(lists, choices, stop):
 def _grouped(elements, key_of, size_of, drop_remainder):
     # A group follows its last element; incomplete groups come at the end in the order of keys.
     groups, waiting = [], {}
-    for each in elements:
-        key = key_of(each)
-        waiting.setdefault(key, []).append(each)
+    for value in elements:
+        key = key_of(value)
+        waiting.setdefault(key, []).append(value)
         if len(waiting[key]) == size_of(key):
             groups.append((key, waiting.pop(key)))
     return groups if drop_remainder else groups + sorted(waiting.items(), key=lambda item: item[0])
@@ -372,7 +372,7 @@ def _stacks(column):
 def _padded(group, value, fill_to=None):
     structure = Structure.flatten(group[0])[1]
     batch = []
-    for column in zip(*[Structure.flatten(each)[0] for each in group], strict=True):
+    for column in zip(*[Structure.flatten(item)[0] for item in group], strict=True):
         longest = np.max([leaf.shape for leaf in column], axis=0).astype(int).tolist()
         shape = longest if fill_to is None else [fill_to] * len(longest)
         dtype = column[0].dtype
@@ -401,8 +401,8 @@ def _key(element):
     leaves, structure = Structure.flatten(element)
     arrays = [part for leaf in leaves for part in ((leaf.values, leaf.row_splits) if _is_ragged(leaf) else (leaf,))]
     return structure, *(
-        (str(each.dtype), each.shape, repr((each + 0).tolist() if each.dtype.kind in "fc" else each.tolist()))
-        for each in arrays
+        (str(array.dtype), array.shape, repr((array + 0).tolist() if array.dtype.kind in "fc" else array.tolist()))
+        for array in arrays
     )
 
 

@@ -25,8 +25,8 @@ def current_index(kind):
         return cupy.cuda.runtime.getDevice()
     import strict_device
 
-    found = strict_device.current_device()
-    return None if found is None else found.index
+    actual = strict_device.current_device()
+    return None if actual is None else actual.index
 
 
 def check_own(device):
@@ -60,11 +60,11 @@ def checked_together(x):
 
 def checked_loop(iterator):
     """Call `checked` for each element of an iterator."""
-    found = []
+    actual = []
     for x in iterator:
         checked(x)
-        found.append(on_host(x).tolist())
-    return str(found)
+        actual.append(on_host(x).tolist())
+    return str(actual)
 
 
 def checked_plus(a, b):
@@ -85,13 +85,13 @@ def values_of(value):
 
 
 def lists_of(value):
-    return [np.asarray(each).tolist() for each in values_of(value)]
+    return [np.asarray(item).tolist() for item in values_of(value)]
 
 
 def of_dtype(dtype, shape, seed=0):
     rng = np.random.default_rng(seed)
-    found = rng.integers(0, 100, shape)
-    return (found % 2 == 0) if dtype == "?" else found.astype(dtype)
+    actual = rng.integers(0, 100, shape)
+    return (actual % 2 == 0) if dtype == "?" else actual.astype(dtype)
 
 
 @contextlib.contextmanager
@@ -130,8 +130,8 @@ class StreamLaws:
         with own_streams(devices):
             for device, pair in zip(devices, pairs, strict=True):
                 self.copied(device, *pair)
-            found = values_of(self.strategy().run(step, args=(PerReplica([target for _, target in pairs]),)))
-        assert [np.unique(each).tolist() for each in found] == [[8]] * len(devices)
+            actual = values_of(self.strategy().run(step, args=(PerReplica([target for _, target in pairs]),)))
+        assert [np.unique(result).tolist() for result in actual] == [[8]] * len(devices)
 
     @pytest.mark.parametrize("together", [False, True])
     def test_the_caller_sees_values_of_the_replicas_streams(self, together):
@@ -146,8 +146,8 @@ class StreamLaws:
             return self.copied(devices[number], *pairs[number])
 
         with own_streams(devices):
-            found = values_of(self.strategy().run(step))
-        assert [np.unique(each).tolist() for each in found] == [[7]] * len(devices)
+            actual = values_of(self.strategy().run(step))
+        assert [np.unique(result).tolist() for result in actual] == [[7]] * len(devices)
 
     def copied(self, device, source, target, value=7):
         """Return numbers that are copied late in the current stream of a device."""
@@ -169,34 +169,34 @@ class ReplicaLaws(StreamLaws):
     def test_functions_run_on_the_device_in_its_stream(self):
         strategy = self.strategy()
         given = [np.full(2, k) for k, _ in enumerate(self.names())]
-        found = strategy.run(checked, args=(self.placed(given),))
-        assert lists_of(found) == [(each + 1).tolist() for each in given]
+        actual = strategy.run(checked, args=(self.placed(given),))
+        assert lists_of(actual) == [(value + 1).tolist() for value in given]
         distributed = strategy.distribute_dataset(Dataset.range(8).batch(4))
         assert len([strategy.run(checked, args=(x,)) for x in distributed]) == 2
 
     def test_functions_with_collectives_run_on_the_device(self):
         given = [np.full(2, k + 1) for k, _ in enumerate(self.names())]
-        found = self.strategy().run(checked_together, args=(self.placed(given),))
-        assert lists_of(found) == [sum(given).tolist()] * len(given)
+        actual = self.strategy().run(checked_together, args=(self.placed(given),))
+        assert lists_of(actual) == [sum(given).tolist()] * len(given)
 
     def test_loops_run_on_the_device(self):
         dataset = Dataset.range(8).batch(4).map(checked, device=True)
         strategy, cpus = self.strategy(), self.cpus()
-        found = strategy.run(checked_loop, args=(strategy.distribute_dataset(dataset),))
+        actual = strategy.run(checked_loop, args=(strategy.distribute_dataset(dataset),))
         plain = Dataset.range(8).batch(4).map(lambda x: x + 1)
-        wanted = cpus.run(lambda each: str([x.tolist() for x in each]), args=(cpus.distribute_dataset(plain),))
-        assert list(map(str, values_of(found))) == list(map(str, values_of(wanted)))
+        wanted = cpus.run(lambda value: str([x.tolist() for x in value]), args=(cpus.distribute_dataset(plain),))
+        assert list(map(str, values_of(actual))) == list(map(str, values_of(wanted)))
 
     def test_device_maps_run_on_the_device(self):
         dataset = Dataset.range(8).batch(4).map(checked, device=True)
         steps = list(self.strategy().distribute_dataset(dataset))
-        assert all(is_on_device(each) for x in steps for each in self.strategy().local_results(x))
-        assert np.concatenate([each for x in steps for each in values_of(x)]).tolist() == list(range(1, 9))
+        assert all(is_on_device(item) for x in steps for item in self.strategy().local_results(x))
+        assert np.concatenate([value for x in steps for value in values_of(x)]).tolist() == list(range(1, 9))
 
     def test_updates_run_on_the_device(self):
         values = [np.ones(2), np.zeros(2)][: len(self.names())]
-        found = self.strategy().extended.update(self.placed(values), checked, group=False)
-        assert [on_host(each).tolist() for each in found] == [(each + 1).tolist() for each in values]
+        actual = self.strategy().extended.update(self.placed(values), checked, group=False)
+        assert [on_host(result).tolist() for result in actual] == [(value + 1).tolist() for value in values]
 
     @pytest.mark.parametrize("batch_size", [1, 7, 64])
     @pytest.mark.parametrize("epochs", [1, 2])
@@ -208,20 +208,20 @@ class ReplicaLaws(StreamLaws):
         for _ in range(epochs):
             for one, other in zip(there, here, strict=True):
                 for dtype in DTYPES:
-                    for name, found, wanted in zip(
+                    for name, actual, wanted in zip(
                         self.names(), local(one[dtype]), values_of(other[dtype]), strict=True
                     ):
-                        assert is_on_device(found) != named(name).lacks(wanted.dtype)
-                        found = on_host(found)
-                        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-                        assert found.tobytes() == wanted.tobytes()
+                        assert is_on_device(actual) != named(name).lacks(wanted.dtype)
+                        actual = on_host(actual)
+                        assert (actual.dtype, actual.shape) == (wanted.dtype, wanted.shape)
+                        assert actual.tobytes() == wanted.tobytes()
 
     def test_every_dtype_is_copied(self):
         device = named(self.names()[0])
         for dtype in DTYPES:
             values = [of_dtype(dtype, (5, 2), seed) for seed, _ in enumerate(self.names())]
-            found = self.strategy().run(lambda x: x, args=(PerReplica(values),))
-            for one, other in zip(local(found), values, strict=True):
+            actual = self.strategy().run(lambda x: x, args=(PerReplica(values),))
+            for one, other in zip(local(actual), values, strict=True):
                 assert is_on_device(one) != device.lacks(other.dtype)
                 assert on_host(one).dtype == other.dtype
                 assert np.array_equal(on_host(one), other)
@@ -231,8 +231,8 @@ class ReplicaLaws(StreamLaws):
         with self.on_workers(client) as strategy:
             dataset = strategy.distribute_dataset(Dataset.range(8).batch(4).map(checked, device=True))
             assert [lists_of(x) for x in dataset] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
-            found = strategy.run(checked_loop, args=(dataset,))
-            assert list(map(str, values_of(found))) == ["[[1, 2], [5, 6]]", "[[3, 4], [7, 8]]"]
+            actual = strategy.run(checked_loop, args=(dataset,))
+            assert list(map(str, values_of(actual))) == ["[[1, 2], [5, 6]]", "[[3, 4], [7, 8]]"]
             values = PerReplica([np.ones(2), np.zeros(2)])
             assert lists_of(strategy.run(checked_together, args=(values,))) == [[1, 1]] * 2
             # Arrays of two workers are gathered on the host.
@@ -258,11 +258,11 @@ class ReplicaLaws(StreamLaws):
 
         def step(x):
             daskdist.get_replica_context().merge_call(merged, args=(own, x))
-            return str([is_here(each.read_value()) for each in (same, own)])
+            return str([is_here(item.read_value()) for item in (same, own)])
 
         values = PerReplica([np.full(3, k, np.float32) for k in range(size)]) if size > 1 else np.ones(3, np.float32)
-        found = strategy.local_results(strategy.run(step, args=(values,)))
-        assert list(found) == ["[True, True]"] * size
+        actual = strategy.local_results(strategy.run(step, args=(values,)))
+        assert list(actual) == ["[True, True]"] * size
         each = list(range(size)) if size > 1 else [1]
         assert same.numpy().tolist() == [1 + sum(each)] * 3
         assert [on_host(copy).tolist() for copy in strategy.local_results(own)] == [[k + 1] * 2 for k in each]
@@ -290,25 +290,25 @@ class PairLaws(ReplicaLaws):
             devices[0].copy(*pairs[0], devices[0].current_stream())
             self.copied(devices[1], *pairs[1], value)
             targets = PerReplica([target for _, target in pairs])
-            found = {
+            actual = {
                 "gather": lambda: strategy.gather(targets, axis=0),
                 "reduce": lambda: strategy.reduce("MAX", targets, axis=None),
                 # Nothing is called on the other device.
                 "run": lambda: MirroredStrategy(self.names()[:1]).run(lambda x: x, args=(pairs[1][1],)),
             }[how]()
-            assert np.unique(on_host(found)).tolist() == [value]
+            assert np.unique(on_host(actual)).tolist() == [value]
 
     def test_functions_that_reduce_run_on_the_device(self):
-        found = self.strategy().reduce(checked_plus, self.placed([np.arange(4), np.arange(4) * 2]), axis=0)
-        assert lists_of(found) == [18]
+        actual = self.strategy().reduce(checked_plus, self.placed([np.arange(4), np.arange(4) * 2]), axis=0)
+        assert lists_of(actual) == [18]
 
     @pytest.mark.parametrize("how", ["SUM", "MEAN", "MAX", "MIN", "PROD"])
     @pytest.mark.parametrize("dtype", ["i4", "u8", "f4", "f8"])
     def test_large_arrays_are_reduced_as_on_the_host(self, how, dtype):
         values = [of_dtype(dtype, LARGE // np.dtype(dtype).itemsize, seed) % 7 for seed in (1, 2)]
-        found = self.strategy().reduce(how, self.placed(values), axis=None)
-        assert device_of(found) == named(self.names()[0])
+        actual = self.strategy().reduce(how, self.placed(values), axis=None)
+        assert device_of(actual) == named(self.names()[0])
         wanted = self.cpus().reduce(how, PerReplica(values), axis=None)
-        assert on_host(found).dtype == wanted.dtype
+        assert on_host(actual).dtype == wanted.dtype
         # Two values have only one order of summation, so the bits are equal.
-        assert np.array_equal(on_host(found), wanted)
+        assert np.array_equal(on_host(actual), wanted)

@@ -452,7 +452,7 @@ class Simulation:
         if not any(worker.is_alive for worker in self.workers.values()):
             self.add_worker()
         self._settle()
-        left_out = [each.name for each in self.consumers.values() if each.is_reading]
+        left_out = [consumer.name for consumer in self.consumers.values() if consumer.is_reading]
         if left_out:
             raise AssertionError(f"{left_out} wait without end")
         # Consumers that died may have kept some elements too long.
@@ -466,7 +466,7 @@ class Simulation:
                 step()
             alive = [worker for worker in self.workers.values() if worker.is_alive]
             has_produced = [worker.produce() for worker in alive]
-            has_taken = [each.take(4) for each in self.consumers.values() if each.is_reading]
+            has_taken = [consumer.take(4) for consumer in self.consumers.values() if consumer.is_reading]
             if steps or any(has_produced) or any(has_taken):
                 continue
             self.tick()
@@ -476,5 +476,5 @@ class Simulation:
 
     def counts(self, *, of_living: bool) -> Counter[int]:
         """Return how often each element was taken."""
-        consumers = [each for each in self.consumers.values() if each.is_alive or not of_living]
-        return Counter(number for each in consumers for number in each.taken)
+        consumers = [value for value in self.consumers.values() if value.is_alive or not of_living]
+        return Counter(number for consumer in consumers for number in consumer.taken)

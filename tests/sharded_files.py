@@ -27,12 +27,14 @@ def policy(name, **options):
 def flat(element):
     """Return the numbers in an element of any structure."""
     if isinstance(element, Dataset):
-        return [number for each in element for number in flat(each)]
+        return [number for item in element for number in flat(item)]
     if isinstance(element, tuple):
         return (
-            [tuple(map(int, element))] if all(np.ndim(each) == 0 for each in element) else [*zip(*element, strict=True)]
+            [tuple(map(int, element))]
+            if all(np.ndim(value) == 0 for value in element)
+            else [*zip(*element, strict=True)]
         )
-    return [int(each) for each in np.ravel(element)]
+    return [int(part) for part in np.ravel(element)]
 
 
 def rows_of(elements):

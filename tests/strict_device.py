@@ -213,9 +213,9 @@ class StrictDevice:
         array = np.asarray(array)
         if self.lacks(array.dtype):
             raise ArgumentError(f"an array of {array.dtype} cannot be on {KIND}:{self.index}; such stay on the host")
-        found = self._new(array.shape, array.dtype)
-        found[...] = array
-        return array_api_strict.asarray(found, device=self._place, copy=None)
+        actual = self._new(array.shape, array.dtype)
+        actual[...] = array
+        return array_api_strict.asarray(actual, device=self._place, copy=None)
 
     def get(self, array: Any) -> Any:
         return np.array(array._array)
@@ -224,12 +224,12 @@ class StrictDevice:
         return array_api_strict.asarray(self._new(shape, dtype), device=self._place, copy=None)
 
     def _new(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        found = np.empty(shape, dtype)
-        _take(self.index, found.nbytes)
-        weakref.finalize(found, _given_back, self.index, found.nbytes)
+        actual = np.empty(shape, dtype)
+        _take(self.index, actual.nbytes)
+        weakref.finalize(actual, _given_back, self.index, actual.nbytes)
         # Overwrite the old contents, which no caller should see.
-        np.ndarray((found.nbytes,), np.uint8, found)[...] = 0xA5
-        return found
+        np.ndarray((actual.nbytes,), np.uint8, actual)[...] = 0xA5
+        return actual
 
     def allocate(self, num_bytes: int, back: Any) -> Any:
         memory = _Memory(self.index, num_bytes)

@@ -97,7 +97,7 @@ class TestReplicaAfterAProcessor(StreamLaws):
 
 
 def test_no_dtype_of_numbers_is_left_out():
-    assert not any(CupyDevice.lacks(np.dtype(each)) for each in DTYPES)
+    assert not any(CupyDevice.lacks(np.dtype(value)) for value in DTYPES)
     half = np.linspace(-1, 1, 11, dtype=np.float16)
     assert CupyDevice(0).put(half).dtype == np.float16
     assert np.array_equal(CupyDevice(0).get(CupyDevice(0).put(half)), half)
@@ -128,14 +128,14 @@ def test_nccl_reduces_between_gpus(dtype):
     if nccl._library() is None:
         pytest.skip("CuPy finds no NCCL")
     values = [of_dtype(dtype, LARGE, seed) for seed in range(CupyDevice.num_present())]
-    arrays = [CupyDevice(number).put(each) for number, each in enumerate(values)]
+    arrays = [CupyDevice(number).put(value) for number, value in enumerate(values)]
     with in_stream_of(CupyDevice(0)):
         for device in map(CupyDevice, range(1, len(arrays))):
             catch_up(device)
-        found = CupyDevice(0).combined("SUM", arrays)
-    assert device_of(found) == CupyDevice(0)
+        actual = CupyDevice(0).combined("SUM", arrays)
+    assert device_of(actual) == CupyDevice(0)
     # Sums of small whole numbers are the same in any order.
-    assert np.array_equal(CupyDevice(0).get(found), np.sum(values, axis=0, dtype=values[0].dtype))
+    assert np.array_equal(CupyDevice(0).get(actual), np.sum(values, axis=0, dtype=values[0].dtype))
 
 
 def test_nccl_has_the_interface_of_its_stand_in():
@@ -146,10 +146,10 @@ def test_nccl_has_the_interface_of_its_stand_in():
         assert getattr(library, name) == getattr(nccl_stand_in, name), name
     # The first line of the docstring has the arguments, each after its type.
     said = library.NcclCommunicator.reduce.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
-    assert [each.split()[-1] for each in said] == list(signature(nccl_stand_in.NcclCommunicator.reduce).parameters)
+    assert [item.split()[-1] for item in said] == list(signature(nccl_stand_in.NcclCommunicator.reduce).parameters)
     said = library.NcclCommunicator.broadcast.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
     expected = ["self", "sendbuff", "recvbuff", "count", "datatype", "root", "stream"]
-    assert [each.split()[-1] for each in said] == expected
+    assert [value.split()[-1] for value in said] == expected
     assert len(library.get_unique_id()) == 128
     assert callable(library.NcclCommunicator.initAll)
     assert callable(library.groupStart)
@@ -174,8 +174,8 @@ def test_the_uuid_equals_that_of_nvidia_smi(cupy):
         pytest.skip("of AMD's GPUs it is another")
     uuid = CupyDevice(0).uuid
     # CuPy returns the identifier up to its first zero byte.
-    told = bytes(cupy.cuda.runtime.getDeviceProperties(0)["uuid"])
-    assert bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")).startswith(told[:16])
+    report = bytes(cupy.cuda.runtime.getDeviceProperties(0)["uuid"])
+    assert bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")).startswith(report[:16])
     assert len(uuid) == len("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f")
 
 
@@ -184,10 +184,10 @@ def test_memory_is_told_without_a_context(cupy):
         pytest.skip("AMD's driver is not asked")
     cupy.zeros(1)
     assert nvidia.is_in_use(0)
-    told = nvidia.memory_of(CupyDevice(0).uuid)
+    report = nvidia.memory_of(CupyDevice(0).uuid)
     _, total = CupyDevice(0).memory_info()
     # The driver uses some of the memory, so the numbers differ.
-    assert told is None or 0.9 * total < told[1] < 1.2 * total
+    assert report is None or 0.9 * total < report[1] < 1.2 * total
 
 
 def test_large_arrays_come_back_piece_by_piece():
@@ -205,7 +205,7 @@ def test_put_does_not_wait_for_what_the_stream_computes(cupy):
         spin(1)
         cupy.cuda.get_current_stream().synchronize()
         spin(1_000_000_000)
-        found = device.put(array)
+        actual = device.put(array)
         array[:] = 0
         assert not device.current_stream().record().is_over
         # Pinned memory is read without a copy in between, so `put` returns only after it has been read.
@@ -213,7 +213,7 @@ def test_put_does_not_wait_for_what_the_stream_computes(cupy):
         pinned[:] = 7
         other = device.put(pinned)
         pinned[:] = 0
-        assert np.array_equal(device.get(found), np.arange(1000.0))
+        assert np.array_equal(device.get(actual), np.arange(1000.0))
         assert np.array_equal(device.get(other), np.full(1000, 7.0))
 
 
@@ -287,8 +287,8 @@ def test_get_is_after_what_the_stream_computes(cupy):
         for _ in range(2 if hasattr(cupy, "is_stand_in") else 50):
             array = array @ array + 1
             array /= array.max()
-        found = device.get(array)
-    assert np.array_equal(found, np.ones((2000, 2000), np.float32))
+        actual = device.get(array)
+    assert np.array_equal(actual, np.ones((2000, 2000), np.float32))
 
 
 def test_memory_comes_from_the_allocator_of_the_user(cupy):
@@ -339,8 +339,8 @@ def steps(strategy):
 
 def totals(strategy):
     return [
-        {name: np.asarray(on_host(strategy.reduce("SUM", value, axis=None))) for name, value in each.items()}
-        for each in steps(strategy)
+        {name: np.asarray(on_host(strategy.reduce("SUM", value, axis=None))) for name, value in step.items()}
+        for step in steps(strategy)
     ]
 
 
@@ -355,7 +355,7 @@ def check_close(found, expected):
 def test_run_gives_cupy_arrays_and_the_numbers_of_processors(cupy):
     strategy = MirroredStrategy(["GPU:0"])
     results = steps(strategy)
-    assert all(isinstance(leaf, cupy.ndarray) for each in results for leaf in each.values())
+    assert all(isinstance(leaf, cupy.ndarray) for result in results for leaf in result.values())
     check_close(totals(strategy), totals(MirroredStrategy(["CPU:0"])))
 
 
@@ -369,19 +369,19 @@ def test_two_gpus_are_replicas_of_one_strategy():
 
 
 def test_all_gpus_are_replicas_if_none_is_named():
-    names = [each.device for each in MirroredStrategy().replicas]
+    names = [replica.device for replica in MirroredStrategy().replicas]
     assert names == [f"GPU:{k}" for k in range(CupyDevice.num_present())]
 
 
 def test_a_distributed_dataset_gives_cupy_arrays_that_stay_as_they_are(cupy):
     kept = list(MirroredStrategy(["GPU:0"]).distribute_dataset(batches(5)))
-    for each in kept:
-        assert isinstance(each["x"], cupy.ndarray)
-        assert isinstance(each["label"], cupy.ndarray)
+    for part in kept:
+        assert isinstance(part["x"], cupy.ndarray)
+        assert isinstance(part["label"], cupy.ndarray)
         # Text stays on the host.
-        assert isinstance(each["name"], np.ndarray)
-    assert np.array_equal(np.concatenate([each["x"].get() for each in kept]), X)
-    assert np.array_equal(np.concatenate([each["label"].get() for each in kept]), LABELS)
+        assert isinstance(part["name"], np.ndarray)
+    assert np.array_equal(np.concatenate([item["x"].get() for item in kept]), X)
+    assert np.array_equal(np.concatenate([value["label"].get() for value in kept]), LABELS)
 
 
 def test_a_variable_is_on_the_gpu(cupy):
@@ -406,12 +406,12 @@ def test_partitions_of_dask_stay_on_the_gpu(cupy, option, monkeypatch):
     there = da.from_array(rows, chunks=(500, 8)).map_blocks(put, dtype=rows.dtype, meta=put(np.empty((0, 0))))
     monkeypatch.setattr(DeviceColumn, "host", property(lambda self: pytest.fail("a column came to the host")))
     pipelines = [
-        Dataset.from_dask(each).shuffle(1000, seed=1).batch(64) for each in (there, da.from_array(rows, (500, 8)))
+        Dataset.from_dask(item).shuffle(1000, seed=1).batch(64) for item in (there, da.from_array(rows, (500, 8)))
     ]
     options = daskdist.Options(shuffle_on_device=option)
-    found = list(MirroredStrategy(["GPU:0"]).distribute_dataset(pipelines[0].with_options(options)))
-    assert all(isinstance(each, cupy.ndarray) for each in found)
-    assert [each.get().tolist() for each in found] == [each.tolist() for each in pipelines[1]]
+    actual = list(MirroredStrategy(["GPU:0"]).distribute_dataset(pipelines[0].with_options(options)))
+    assert all(isinstance(value, cupy.ndarray) for value in actual)
+    assert [result.get().tolist() for result in actual] == [pipeline.tolist() for pipeline in pipelines[1]]
 
 
 def on_gpu(number, block):
@@ -439,10 +439,10 @@ def test_replicas_on_gpus_begin_at_once():
 
 @pytest.fixture
 def torch():
-    found = pytest.importorskip("torch")
-    if not found.cuda.is_available():
+    actual = pytest.importorskip("torch")
+    if not actual.cuda.is_available():
         pytest.skip("this PyTorch has no GPU")
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("index", [np.s_[::-1], np.s_[:, ::-2], np.s_[:, ::2], np.s_[3, ::-1]])
@@ -464,8 +464,8 @@ def test_memory_is_not_used_again_before_torch_is_done(cupy, torch):
             found.append(daskdist.to_torch(batch["x"]).double().sum())
             del batch
         stream.synchronize()
-    assert stream.cuda_stream in [each.stream.ptr for each in channel_of("GPU:0").consumers]
-    total = sum(float(each) for each in found)
+    assert stream.cuda_stream in [consumer.stream.ptr for consumer in channel_of("GPU:0").consumers]
+    total = sum(float(result) for result in found)
     assert total == pytest.approx(50 * X.astype(np.float64).sum(), rel=1e-6)
 
 
@@ -476,15 +476,15 @@ def test_losses_are_reduced_on_the_gpu(cupy, torch):
         weights = torch.ones(X.shape[1], device="cuda", requires_grad=True)
         return daskdist.to_torch(batch["x"]) @ weights
 
-    found = []
+    actual = []
     for batch in strategy.distribute_dataset(batches()):
         given = strategy.run(step, args=(batch,))
         total = strategy.reduce("SUM", given, axis=0)
         assert isinstance(total, cupy.ndarray)
         # The value of a single replica is gathered already.
         assert strategy.gather(given, axis=0) is given
-        found.append(float(total))
-    assert sum(found) == pytest.approx(X.sum(dtype=np.float64), rel=1e-4)
+        actual.append(float(total))
+    assert sum(actual) == pytest.approx(X.sum(dtype=np.float64), rel=1e-4)
 
 
 def test_torch_captures_a_graph_in_the_middle_of_an_epoch(cupy, torch):
@@ -537,7 +537,9 @@ def test_values_leave_a_worker_as_numpy_arrays(start_cluster):
         assert str(on_gpu) == "ndarray"
         check_close(totals(strategy), expected)
     with MultiWorkerMirroredStrategy(client) as strategy:
-        assert [each.device for each in strategy.replicas] == [f"GPU:{k}" for k in range(CupyDevice.num_present())]
+        assert [replica.device for replica in strategy.replicas] == [
+            f"GPU:{k}" for k in range(CupyDevice.num_present())
+        ]
 
 
 def sum_of_gpus():
@@ -568,7 +570,7 @@ def test_workers_are_connected_by_nccl(start_cluster):
 
 @pytest.mark.cluster
 def test_gpus_of_a_worker_are_listed(start_cluster):
-    here = [each for each in daskdist.list_devices() if each.name != "CPU:0"]
-    there = [each for each in daskdist.list_devices(start_cluster(1, 1)) if each.name != "CPU:0"]
-    assert [(each.name, each.uuid) for each in there] == [(each.name, each.uuid) for each in here]
-    assert all(each.total_bytes > 0 and each.free_bytes <= each.total_bytes for each in (*here, *there))
+    here = [entry for entry in daskdist.list_devices() if entry.name != "CPU:0"]
+    there = [device for device in daskdist.list_devices(start_cluster(1, 1)) if device.name != "CPU:0"]
+    assert [(part.name, part.uuid) for part in there] == [(value.name, value.uuid) for value in here]
+    assert all(item.total_bytes > 0 and item.free_bytes <= item.total_bytes for item in (*here, *there))

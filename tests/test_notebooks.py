@@ -36,8 +36,8 @@ def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def text_of(notebook: nbformat.NotebookNode) -> str:
-    found = outputs(notebook)
-    return "\n".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in found)
+    actual = outputs(notebook)
+    return "\n".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in actual)
 
 
 def test_the_folder_has_notebooks():
@@ -83,7 +83,7 @@ def test_each_notebook_runs_without_errors(path, tmp_path, kernel):
     assert [len(cell.outputs) > 0 for cell in code_cells(notebook)] == [
         len(cell.outputs) > 0 for cell in code_cells(kept)
     ]
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [value.name for value in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -92,11 +92,11 @@ def test_each_notebook_is_stored_with_outputs(path):
     nbformat.validate(notebook)
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    found = outputs(notebook)
-    assert any("image/png" in output.get("data", {}) for output in found)
-    assert not any(output.output_type == "error" for output in found)
+    actual = outputs(notebook)
+    assert any("image/png" in output.get("data", {}) for output in actual)
+    assert not any(output.output_type == "error" for output in actual)
     # A notebook has no logs other than those that it is meant to show.
-    logs = "".join(output.text for output in found if output.get("name") == "stderr")
+    logs = "".join(output.text for output in actual if output.get("name") == "stderr")
     assert re.fullmatch(LOGS.get(path.stem, ""), logs)
     # A notebook shows no path of the machine on which it was run.
     assert not re.search(r"(?<![\w:/.])/\w+/", text_of(notebook))
@@ -104,9 +104,9 @@ def test_each_notebook_is_stored_with_outputs(path):
 
 def test_training_shows_what_it_promises():
     shown = text_of(nbformat.read(ROOT / "notebooks" / "04-training.ipynb", as_version=4))
-    found = dict(re.findall(r"(PyTorch|JAX): ([\d.]+)% of \d+ held-out digits", shown))
-    assert set(found) == {"PyTorch", "JAX"}
-    assert all(float(share) >= 94 for share in found.values())
+    actual = dict(re.findall(r"(PyTorch|JAX): ([\d.]+)% of \d+ held-out digits", shown))
+    assert set(actual) == {"PyTorch", "JAX"}
+    assert all(float(share) >= 94 for share in actual.values())
 
 
 def test_a_pass_continues_after_a_worker_is_killed():
@@ -117,7 +117,7 @@ def test_a_pass_continues_after_a_worker_is_killed():
 
 def test_slow_passes_become_faster():
     shown = text_of(nbformat.read(ROOT / "notebooks" / "05-why-is-it-slow.ipynb", as_version=4))
-    seconds = [float(found) for found in re.findall(r"^71 steps in ([\d.]+) s", shown, re.MULTILINE)]
+    seconds = [float(actual) for actual in re.findall(r"^71 steps in ([\d.]+) s", shown, re.MULTILINE)]
     assert len(seconds) == 3
     assert seconds[0] > seconds[1] > seconds[2]
     assert "4 gzip files of 4" in shown

@@ -17,4 +17,4 @@ def numbers(strategy):
 
 
 def copies(strategy, made):
-    return [np.asarray(each).tolist() for each in strategy.local_results(made)]
+    return [np.asarray(value).tolist() for value in strategy.local_results(made)]

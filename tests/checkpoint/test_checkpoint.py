@@ -139,8 +139,8 @@ def test_a_state_round_trips(tmp_path, name):
 
 
 def test_arrays_that_come_back_can_be_changed(tmp_path):
-    found = restored(saved(tmp_path / "a.ckpt", {"all": [np.zeros(3), np.zeros((2, 2), order="F")]}))["all"]
-    assert all(array.flags.writeable for array in found)
+    actual = restored(saved(tmp_path / "a.ckpt", {"all": [np.zeros(3), np.zeros((2, 2), order="F")]}))["all"]
+    assert all(array.flags.writeable for array in actual)
 
 
 def test_the_same_state_is_the_same_file(tmp_path):
@@ -150,8 +150,8 @@ def test_the_same_state_is_the_same_file(tmp_path):
 
 def test_numpy_itself_can_read_the_arrays(tmp_path):
     path = saved(tmp_path / "a.ckpt", {"x": np.arange(3), "y": np.ones(2)})
-    with np.load(path, allow_pickle=False) as found:
-        assert (found["0"].tolist(), found["1"].tolist()) == ([0, 1, 2], [1, 1])
+    with np.load(path, allow_pickle=False) as actual:
+        assert (actual["0"].tolist(), actual["1"].tolist()) == ([0, 1, 2], [1, 1])
 
 
 def test_containers_come_back_as_they_are_in_the_object(tmp_path):
@@ -159,13 +159,13 @@ def test_containers_come_back_as_they_are_in_the_object(tmp_path):
     made["o"].extra = "kept"
     path = saved(tmp_path / "a.ckpt", made)
     made["o"]["a"], made["n"] = 7, Pair(np.ones(2), Nothing())
-    found = restored(path, made)
-    assert type(found["o"]) is collections.OrderedDict
-    assert found["o"]["a"] == 1
-    assert found["o"].extra == "kept"
-    assert type(found["n"]) is Pair
-    assert found["n"].first.tolist() == [0, 0]
-    assert type(found["n"].second) is Nothing
+    actual = restored(path, made)
+    assert type(actual["o"]) is collections.OrderedDict
+    assert actual["o"]["a"] == 1
+    assert actual["o"].extra == "kept"
+    assert type(actual["n"]) is Pair
+    assert actual["n"].first.tolist() == [0, 0]
+    assert type(actual["n"].second) is Nothing
     # Objects are matched by name, in any order.
     other = collections.namedtuple("Pair", "second first")
     assert restored(path, {**made, "n": other(Nothing(), np.ones(2))})["n"].first.tolist() == [0, 0]
@@ -271,7 +271,7 @@ def test_other_names_list_all(tmp_path):
     words = r"a\.ckpt is of other objects: 'x' missing; 'a', 'c' superfluous; the checkpoint is of b, x"
     with pytest.raises(ArgumentError, match=words):
         Checkpoint(b=things[0], x=things[1]).restore(tmp_path / "a.ckpt")
-    assert [each.num_loads for each in things] == [0, 0]
+    assert [thing.num_loads for thing in things] == [0, 0]
 
 
 def test_an_object_that_refuses_is_named_with_those_restored_before(tmp_path):
@@ -306,7 +306,7 @@ def test_objects_can_have_any_name(tmp_path):
     checkpoint.save(tmp_path / "a.ckpt")
     checkpoint.restore(tmp_path / "a.ckpt")
     assert repr(checkpoint) == "Checkpoint(self, path, a/b c)"
-    assert [each.state for each in names.values()] == [1, 2, 3]
+    assert [name.state for name in names.values()] == [1, 2, 3]
 
 
 # --- files ---
@@ -657,9 +657,9 @@ def train(strategy, made):
         made["total"].assign_add(number)
         return made["counter"].read_value().step(2)
 
-    found = strategy.local_results(strategy.run(step, args=(numbers(strategy),)))
+    actual = strategy.local_results(strategy.run(step, args=(numbers(strategy),)))
     made["nest"].assign({"w": made["nest"].numpy()["w"] + 3, "b": (np.float32(2), 6)})
-    return list(map(_listed, found))
+    return list(map(_listed, actual))
 
 
 def _listed(found):
@@ -718,7 +718,7 @@ def test_values_per_replica_need_as_many_replicas(two, tmp_path):
     Checkpoint(own=made).save(tmp_path / "a.ckpt")
     made.assign(9.0)
     Checkpoint(own=made).restore(tmp_path / "a.ckpt")
-    assert [float(each) for each in two.local_results(made.values)] == [1, 2]
+    assert [float(value) for value in two.local_results(made.values)] == [1, 2]
     with pytest.raises(ArgumentError, match=r"restore: 'own': at \['replicas'\]: 2 missing"):
         Checkpoint(own=own(mirrored(3))).restore(tmp_path / "a.ckpt")
 
@@ -768,7 +768,7 @@ def test_tensors_come_back_as_tensors(tmp_path):
         optimizer.step()
 
     def numbers_of(model):
-        return torch.cat([each.detach().double().flatten() for each in model.state_dict().values()]).tolist()
+        return torch.cat([value.detach().double().flatten() for value in model.state_dict().values()]).tolist()
 
     model, optimizer = parts()
     step(model, optimizer)
@@ -789,10 +789,10 @@ def test_tensors_of_dtypes_that_numpy_has_not(tmp_path):
     torch = pytest.importorskip("torch")
     state = {"x": torch.arange(3, dtype=torch.bfloat16, requires_grad=True), "y": torch.tensor(True)}
     path = saved(tmp_path / "a.ckpt", state)
-    found = restored(path, {"x": torch.zeros(3, dtype=torch.bfloat16), "y": torch.tensor(False)})
-    assert found["x"].dtype is torch.bfloat16
-    assert found["x"].tolist() == [0, 1, 2]
-    assert found["y"].item() is True
+    actual = restored(path, {"x": torch.zeros(3, dtype=torch.bfloat16), "y": torch.tensor(False)})
+    assert actual["x"].dtype is torch.bfloat16
+    assert actual["x"].tolist() == [0, 1, 2]
+    assert actual["y"].item() is True
     assert restored(path, {"x": np.zeros(3), "y": False})["x"].dtype == np.float32
     with pytest.raises(ArgumentError, match=r"at \['x'\]: a str was saved, and an array is there"):
         like({"x": torch.zeros(())}, {"x": "text"})
@@ -802,10 +802,10 @@ def test_arrays_of_jax_come_back_as_such(tmp_path):
     jax = pytest.importorskip("jax")
     state = {"p": Pair(jax.numpy.ones(2, "bfloat16"), Nothing()), "k": [jax.numpy.arange(3)], "later": None}
     path = saved(tmp_path / "a.ckpt", state | {"later": [np.arange(2, dtype=np.int32)]})
-    found = restored(path, state)
-    assert all(isinstance(each, jax.Array) for each in (found["p"].first, found["k"][0], found["later"][0]))
-    assert found["p"].first.dtype == "bfloat16"
-    assert found["p"].first.tolist() == [1, 1]
+    actual = restored(path, state)
+    assert all(isinstance(item, jax.Array) for item in (actual["p"].first, actual["k"][0], actual["later"][0]))
+    assert actual["p"].first.dtype == "bfloat16"
+    assert actual["p"].first.tolist() == [1, 1]
     with pytest.raises(ArgumentError, match=r"at \['key'\]: PRNGKeyArray cannot be made a NumPy array: .*key_data"):
         as_numpy({"key": jax.random.key(0)})
 

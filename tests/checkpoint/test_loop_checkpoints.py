@@ -184,14 +184,14 @@ def test_a_step_waits_for_the_copy_only_and_the_call_for_the_file(gated):  # noq
     strategy.run(train, args=(daskdist.PerReplica([np.zeros(3), np.ones(3)]),))
     assert sorted(went_on) == [0, 1]
     assert manager.steps == [0]
-    (found,) = strategy.local_results(strategy.run(lambda: get_replica_context().restore(manager, weights=0)))[:1]
-    assert found["weights"].tolist() == [0, 0, 0]
+    (actual,) = strategy.local_results(strategy.run(lambda: get_replica_context().restore(manager, weights=0)))[:1]
+    assert actual["weights"].tolist() == [0, 0, 0]
 
 
 def test_all_replicas_learn_that_a_save_failed(gated):  # noqa: F811
     manager = CheckpointManager("gated://run")
     gated.gate.set()
-    told = []
+    report = []
 
     def train():
         context = get_replica_context()
@@ -200,10 +200,10 @@ def test_all_replicas_learn_that_a_save_failed(gated):  # noqa: F811
         context.checkpoint(manager, epoch=1)
         with pytest.raises(FileError, match="the disk is full"):
             context.checkpoint(manager, epoch=2)
-        told.append(context.replica_id_in_sync_group)
+        report.append(context.replica_id_in_sync_group)
 
     mirrored(2).run(train)
-    assert sorted(told) == [0, 1]
+    assert sorted(report) == [0, 1]
     GatedFileSystem.is_broken = False
     strategy = mirrored(2)
     with pytest.raises(FileError, match="the disk is full"):

@@ -85,15 +85,15 @@ def test_the_documented_command_works_without_warnings(tmp_path_factory):
 def test_summary_alone_on_stdout(tmp_path, demo):
     done = demo("--embedded", "--replicas", 2, "--json", "--output", "curve.png")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["accuracy"] >= 0.95
-    assert found["workers"] == 0
-    assert found["replicas"] == 2
-    assert found["steps"] == len(found["losses"]) == 12 * 12
-    assert found["rows"] == 12 * 1437
-    assert found["rows_per_s"] == pytest.approx(found["rows"] / found["seconds"])
-    assert found["final_loss"] < 0.1 < found["losses"][0]
-    assert found["picture"] == str(tmp_path / "curve.png")
+    actual = json.loads(done.stdout)
+    assert actual["accuracy"] >= 0.95
+    assert actual["workers"] == 0
+    assert actual["replicas"] == 2
+    assert actual["steps"] == len(actual["losses"]) == 12 * 12
+    assert actual["rows"] == 12 * 1437
+    assert actual["rows_per_s"] == pytest.approx(actual["rows"] / actual["seconds"])
+    assert actual["final_loss"] < 0.1 < actual["losses"][0]
+    assert actual["picture"] == str(tmp_path / "curve.png")
     check_picture(tmp_path / "curve.png")
 
 
@@ -106,14 +106,14 @@ def test_data_policy_gives_one_loss_anywhere(summary, cluster):
         "2 workers joined": ["--scheduler", cluster.scheduler_address],
         "3 workers": ["--workers", 3],
     }
-    found = {name: summary("--policy", "data", *args) for name, args in places.items()}
-    expected = found["embedded"]["losses"]
-    for name, each in found.items():
-        assert each["losses"] == pytest.approx(expected, abs=1e-6), name
-        assert each["final_loss"] == pytest.approx(found["embedded"]["final_loss"], abs=1e-6), name
-        assert each["policy"] == "data"
-    assert [each["replicas"] for each in found.values()] == [1, 3, 1, 2, 3]
-    assert [each["workers"] for each in found.values()] == [0, 0, 1, 2, 3]
+    actual = {name: summary("--policy", "data", *args) for name, args in places.items()}
+    expected = actual["embedded"]["losses"]
+    for name, item in actual.items():
+        assert item["losses"] == pytest.approx(expected, abs=1e-6), name
+        assert item["final_loss"] == pytest.approx(actual["embedded"]["final_loss"], abs=1e-6), name
+        assert item["policy"] == "data"
+    assert [value["replicas"] for value in actual.values()] == [1, 3, 1, 2, 3]
+    assert [result["workers"] for result in actual.values()] == [0, 0, 1, 2, 3]
 
 
 @pytest.mark.cluster
@@ -129,8 +129,8 @@ def test_policy_file_gives_the_same_losses_again(summary, cluster, tmp_path):
 
 @pytest.mark.cluster
 def test_policy_off_trains_on_every_row_on_each_worker(summary, cluster):
-    found = summary("--policy", "off", "--epochs", 1, "--scheduler", cluster.scheduler_address)
-    assert found["rows"] == 2 * 1437
+    actual = summary("--policy", "off", "--epochs", 1, "--scheduler", cluster.scheduler_address)
+    assert actual["rows"] == 2 * 1437
 
 
 @pytest.mark.cluster

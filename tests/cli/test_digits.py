@@ -28,17 +28,17 @@ def trained(loop, strategy, paths, batch_rows=BATCH_ROWS, policy="auto", num_epo
 
 def check_that_loops_agree(strategy, *args):
     expected, weights = trained("driver", strategy, *args)
-    found, weights_there = trained("replicas", strategy, *args)
-    assert [(step.epoch, step.num_rows) for step in found] == [(step.epoch, step.num_rows) for step in expected]
-    assert sum(step.num_rows for step in found) % (1437 * NUM_EPOCHS) == 0
-    assert [step.loss for step in found] == pytest.approx([step.loss for step in expected], abs=1e-6)
-    means = digits.means_of_epochs(found)
+    actual, weights_there = trained("replicas", strategy, *args)
+    assert [(step.epoch, step.num_rows) for step in actual] == [(step.epoch, step.num_rows) for step in expected]
+    assert sum(step.num_rows for step in actual) % (1437 * NUM_EPOCHS) == 0
+    assert [step.loss for step in actual] == pytest.approx([step.loss for step in expected], abs=1e-6)
+    means = digits.means_of_epochs(actual)
     assert means == pytest.approx(digits.means_of_epochs(expected), abs=1e-6)
     assert means[-1] < 0.9 * means[0]
     assert weights_there.keys() == weights.keys()
     for name, weight in weights.items():
         assert weights_there[name] == pytest.approx(weight, abs=1e-6), name
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 4])
@@ -72,8 +72,8 @@ def check_that_replicas_agree(strategy, paths):
     first, *others = strategy.local_results(strategy.run(digits.replica_loop, args=(batches, NUM_EPOCHS, 3)))
     assert len(others) == strategy.num_replicas_in_sync - 1
     for other in others:
-        for found, expected in zip(other[0], first[0], strict=True):
-            assert np.array_equal(found, expected)
+        for actual, expected in zip(other[0], first[0], strict=True):
+            assert np.array_equal(actual, expected)
         for name, weight in first[1].items():
             assert np.array_equal(other[1][name], weight), name
 

@@ -62,8 +62,8 @@ def test_referenced_memory_is_not_reused(pooled_empty, hold):
     gc.collect()
     others = [pooled_empty(SHAPE, np.float32) for _ in range(3)]
     assert place not in map(address, others)
-    for each in others:
-        each[...] = 2
+    for other in others:
+        other[...] = 2
     np.testing.assert_array_equal(np.array(held), before)
     del held
     assert address(pooled_empty(SHAPE, np.float32)) == place
@@ -76,7 +76,7 @@ def test_idle_memory_is_freed_though_other_chunks_are_in_use():
     held = arrays.pop(0)[5]
     del arrays
     pooled_empty._watch.join(30)
-    assert [each() is not None for each in memory] == [True, False, False]
+    assert [value() is not None for value in memory] == [True, False, False]
     assert held.base.base._memory is memory[0]()
     # Memory that is released later is freed at once.
     del held
@@ -105,7 +105,7 @@ def test_kept_memory_is_limited(pooled_empty):
     arrays = [pooled_empty((2**26,), np.uint8) for _ in range(12)]
     memory = [weakref.ref(array.base._memory) for array in arrays]
     arrays.clear()
-    assert sum(each() is not None for each in memory) == 8  # 512 MiB
+    assert sum(value() is not None for value in memory) == 8  # 512 MiB
 
 
 def test_a_pass_is_given_the_memory_of_the_one_before():

@@ -38,13 +38,13 @@ def project(tmp_path, monkeypatch):
             path = folder / f"{module.replace('.', '/')}.py"
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(source).replace("PROJECT", name))
-        for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+        for module in [value for value in sys.modules if value.partition(".")[0] == name]:
             del sys.modules[module]
         importlib.invalidate_caches()
         return importlib.import_module(f"{name}.{imported}")
 
     yield write
-    for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+    for module in [item for item in sys.modules if item.partition(".")[0] == name]:
         del sys.modules[module]
 
 
@@ -108,8 +108,8 @@ def code_and_state(function):
 
 
 def _token(function):
-    found = fingerprint_of(function)
-    return found.code, found.state, found.contents
+    actual = fingerprint_of(function)
+    return actual.code, actual.state, actual.contents
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -155,7 +155,7 @@ def test_fingerprints_are_equal_in_all_processes(project):
         found = fingerprint_of(f)
         print(found.code, found.state, found.contents)
     """
-    found = set()
+    actual = set()
     for seed in "12":
         made = subprocess.run(
             [sys.executable, "-c", textwrap.dedent("\n" * int(seed) + program)],
@@ -164,8 +164,8 @@ def test_fingerprints_are_equal_in_all_processes(project):
             text=True,
             check=True,
         )
-        found.add(made.stdout)
-    assert len(found) == 1
+        actual.add(made.stdout)
+    assert len(actual) == 1
 
 
 def test_calls_do_not_change_what_they_are_known_to_change():
@@ -287,7 +287,7 @@ def test_a_remote_file_that_changes_is_another():
 
     fs = fsspec.filesystem("memory")
     name = f"/functions{next(_NUMBERS)}"
-    urls = [f"memory:/{name}/{each}.txt" for each in "ab"]
+    urls = [f"memory:/{name}/{letter}.txt" for letter in "ab"]
     try:
         for url in urls:
             fs.pipe(url, b"one\n")
@@ -338,7 +338,7 @@ def test_a_distributed_dataset_follows_helpers(tmp_path):
         return [int(x) for batch in iterator for x in batch]
 
     def in_loops(distributed):
-        return sorted(x for each in strategy.local_results(strategy.run(loop, args=(distributed,))) for x in each)
+        return sorted(x for value in strategy.local_results(strategy.run(loop, args=(distributed,))) for x in value)
 
     def steps(distributed):
         return [int(x) for step in distributed for batch in strategy.local_results(step) for x in batch]
@@ -347,8 +347,8 @@ def test_a_distributed_dataset_follows_helpers(tmp_path):
     distributed = [strategy.distribute_dataset(ds.batch(2)) for ds in kept]
     for factor in (2, 3, 2):
         exec(f"def g(x): return x * {factor}", variables)
-        for each in distributed:
-            assert steps(each) == in_loops(each) == [0, factor, 2 * factor, 3 * factor]
+        for item in distributed:
+            assert steps(item) == in_loops(item) == [0, factor, 2 * factor, 3 * factor]
         # The cache has the elements of the current definition.
         assert [int(x) for x in kept[2]] == [0, factor, 2 * factor, 3 * factor]
 

@@ -59,19 +59,19 @@ def test_a_column_equals_its_separately_converted_values(name, narrow):
     values = COLUMNS[name]
     items = [(as_array(value, narrow=narrow),) for value in values]
     expected = from_items(Structure.of(0)[1], items)
-    found = column_of(values, narrow=narrow)
-    if found is None:
+    actual = column_of(values, narrow=narrow)
+    if actual is None:
         # These values have no common column, as integers of different widths, so each is converted by itself.
         assert (name, narrow) == ("wide integers", True)
         return
     assert isinstance(expected, Block)
     (column,) = expected.leaves
-    assert (found.dtype, found.shape) == (column.dtype, column.shape)
-    if found.dtype.kind in "biufcmM":
-        assert found.tobytes() == column.tobytes()
+    assert (actual.dtype, actual.shape) == (column.dtype, column.shape)
+    if actual.dtype.kind in "biufcmM":
+        assert actual.tobytes() == column.tobytes()
     else:
-        assert found.tolist() == column.tolist()
-    assert not any(np.shares_memory(found, value) for value in values if isinstance(value, np.ndarray))
+        assert actual.tolist() == column.tolist()
+    assert not any(np.shares_memory(actual, value) for value in values if isinstance(value, np.ndarray))
 
 
 def test_a_number_beyond_32_bits_is_warned_of():
@@ -100,10 +100,10 @@ ROWS = {
 def test_rows_are_stacked_as_by_numpy(name, dtype):
     column = BITS.view(dtype) if dtype in ("f4", "V4") else (BITS % 99).astype(dtype)
     rows = ROWS[name](column)
-    found, expected = stacked(rows), np.stack(rows)
-    assert (type(found), found.dtype, found.shape) == (type(expected), expected.dtype, expected.shape)
-    assert found.tobytes() == expected.tobytes()
-    assert found.flags.writeable
+    actual, expected = stacked(rows), np.stack(rows)
+    assert (type(actual), actual.dtype, actual.shape) == (type(expected), expected.dtype, expected.shape)
+    assert actual.tobytes() == expected.tobytes()
+    assert actual.flags.writeable
 
 
 def test_leaves_of_nests():
@@ -135,8 +135,8 @@ def test_leaves_of_nests():
 def test_results_are_those_of_each_call(function):
     rows = Block(Structure.of(0)[1], [np.arange(6)])
     expected = [as_element(function(x)) for x in np.arange(6)]
-    found = list(MapRows(UserFunction(function, "map"))(rows).elements())
-    same_elements(found, expected)
+    actual = list(MapRows(UserFunction(function, "map"))(rows).elements())
+    same_elements(actual, expected)
 
 
 def as_element(result):

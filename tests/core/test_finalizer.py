@@ -108,5 +108,5 @@ if child == 0:
     os._exit(0 if closed.wait(10) else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout.split() == ["0", "parent"]
+    report = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert report.stdout.split() == ["0", "parent"]

@@ -138,8 +138,8 @@ def test_copies_follow_helpers_too():
     cloudpickle.dumps(function)
     exec("def g(x): return -x * K", variables)
     sent = cloudpickle.loads(cloudpickle.dumps(function))
-    for each in (function, copy):
-        each.refresh()
+    for item in (function, copy):
+        item.refresh()
     assert (function.function(3), copy.function(3), sent.function(3)) == (-6, -6, -6)
 
 

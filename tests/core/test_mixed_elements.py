@@ -79,8 +79,8 @@ def test_the_threads_of_a_failed_pass_end():
 
 
 def test_elements_of_other_structures_that_never_meet_stay_what_they_are():
-    found = list(Dataset.range(4).flat_map(of_either_name))
-    assert [list(element) for element in found] == [["a"]] * 4 + [["b"]] * 4
+    actual = list(Dataset.range(4).flat_map(of_either_name))
+    assert [list(element) for element in actual] == [["a"]] * 4 + [["b"]] * 4
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ def test_no_pass_in_loops_on_replicas_has_an_order_of_another():
         in_loops = [ast.literal_eval(strategy.run(loop, args=(distributed, 2))) for _ in range(2)]
         return [*itertools.chain(*in_loops), flat(steps(distributed)), flat(ds)]
 
-    found = orders_of_program()
-    assert found[:2] == orders(2)
-    assert len({tuple(order) for order in found}) == 6
-    assert orders_of_program() == found
+    actual = orders_of_program()
+    assert actual[:2] == orders(2)
+    assert len({tuple(order) for order in actual}) == 6
+    assert orders_of_program() == actual
 
 
 @pytest.mark.cluster
@@ -121,9 +121,9 @@ def test_workers_agree(policy, tmp_path):
     names = Dataset.list_files(str(tmp_path / "*"))
     read = names.interleave(lambda name: daskdist.read_parquet(str(name), "n"), cycle_length=2)
     ds = read.shuffle(96).batch(8).with_options(Options(auto_shard_policy=policy))
-    found = [flat(steps(SimulatedWorkers([1, 1]).distribute_dataset(ds))) for _ in range(3)]
-    assert all(sorted(each) == list(range(96)) for each in found)
-    assert len(set(map(tuple, found))) == 3
+    actual = [flat(steps(SimulatedWorkers([1, 1]).distribute_dataset(ds))) for _ in range(3)]
+    assert all(sorted(result) == list(range(96)) for result in actual)
+    assert len(set(map(tuple, actual))) == 3
 
 
 def test_without_a_given_seed_shares_of_workers_draw_differently(tmp_path):
@@ -162,11 +162,11 @@ DRAWING = {
 @pytest.mark.parametrize("name", DRAWING)
 def test_each_iteration_draws_anew(name, seed):
     ds = DRAWING[name](seed)
-    found = [flat(ds.batch(3)) for _ in range(3)]
-    assert len(set(map(tuple, found))) == 3
+    actual = [flat(ds.batch(3)) for _ in range(3)]
+    assert len(set(map(tuple, actual))) == 3
     if seed is not None:
         again = DRAWING[name](seed)
-        assert [flat(again) for _ in range(3)] == found
+        assert [flat(again) for _ in range(3)] == actual
 
 
 def test_random_without_a_seed_draws_anew_unless_told():
@@ -190,7 +190,7 @@ def test_in_one_iteration_all_uses_have_one_order():
 def test_iterators_that_are_open_together():
     ds = shuffled().batch(4)
     steps_of_all = zip(iter(ds), iter(ds), iter(ds.map(lambda x: x)), strict=True)
-    assert [flat(each) for each in zip(*steps_of_all, strict=True)] == orders()
+    assert [flat(value) for value in zip(*steps_of_all, strict=True)] == orders()
 
 
 def test_inspecting_a_dataset_does_not_count():
@@ -213,13 +213,13 @@ def test_a_copy_counts_separately():
 
 def test_writing_counts_as_an_iteration(tmp_path):
     ds = shuffled()
-    found = []
+    actual = []
     for number in range(2):
         ds.save(str(tmp_path / str(number)))
-        found.append(flat(Dataset.load(str(tmp_path / str(number)))))
+        actual.append(flat(Dataset.load(str(tmp_path / str(number)))))
     ds.map(lambda x: {"n": x}).to_parquet(str(tmp_path / "parquet"))
-    found.append(flat(daskdist.read_parquet(str(tmp_path / "parquet"), "n")))
-    assert found == orders()
+    actual.append(flat(daskdist.read_parquet(str(tmp_path / "parquet"), "n")))
+    assert actual == orders()
 
 
 def test_a_resumed_pass_counts():
@@ -406,7 +406,7 @@ def test_workers_agree_on_what_functions_make(policy):
 
     strategy = SimulatedWorkers([1, 1])
     by_replica = strategy.local_results(strategy.run(loop, args=(made(strategy),)))
-    assert sorted(x for each in by_replica for x in each) == sorted(
+    assert sorted(x for value in by_replica for x in value) == sorted(
         [*range(6)] * 5 * (2 if policy is AutoShardPolicy.OFF else 1)
     )
 
@@ -424,8 +424,8 @@ def test_a_given_seed_or_order_of_an_inner_dataset_stays():
 
 def test_an_inner_split_of_a_captured_shuffle_is_complete():
     ds = Dataset.range(4).flat_map(lambda x: CAPTURED.take(2).concatenate(CAPTURED.skip(2)))
-    found = flat(ds)
-    assert all(sorted(found[k : k + 6]) == list(range(6)) for k in range(0, 24, 6))
+    actual = flat(ds)
+    assert all(sorted(actual[k : k + 6]) == list(range(6)) for k in range(0, 24, 6))
 
 
 def test_inner_datasets_go_by_the_seed_of_the_options():

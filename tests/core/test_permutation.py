@@ -55,9 +55,9 @@ def order_of(length, seed=0):
 )
 def test_a_permutation_has_each_number_once(lengths):
     for length, seed in itertools.product(lengths, range(3)):
-        found = Permutation(length, np.random.default_rng(seed)).at(np.arange(length))
-        assert found.dtype == np.int64
-        assert np.array_equal(np.sort(found), np.arange(length)), f"{length}, seed {seed}"
+        actual = Permutation(length, np.random.default_rng(seed)).at(np.arange(length))
+        assert actual.dtype == np.int64
+        assert np.array_equal(np.sort(actual), np.arange(length)), f"{length}, seed {seed}"
 
 
 def plain(order, place):
@@ -71,8 +71,8 @@ def plain(order, place):
             low ^= mixed % 2**order.low_bits
         else:
             high = (high + mixed * order.num_high // 2**32) % order.num_high
-    found = high << order.low_bits | low
-    return found if found < order.length else plain(order, found)
+    actual = high << order.low_bits | low
+    return actual if actual < order.length else plain(order, actual)
 
 
 @pytest.mark.usefixtures("few")
@@ -80,10 +80,10 @@ def plain(order, place):
 def test_a_permutation_equals_its_definition(length):
     order = order_of(length, 7)
     places = np.concatenate([np.arange(20), np.random.default_rng(1).integers(length, size=300), [length - 1]])
-    found = order.at(places)
-    assert found.tolist() == [plain(order, place) for place in places.tolist()]
-    assert found.min() >= 0
-    assert found.max() < length
+    actual = order.at(places)
+    assert actual.tolist() == [plain(order, place) for place in places.tolist()]
+    assert actual.min() >= 0
+    assert actual.max() < length
 
 
 def test_the_order_of_a_seed_stays_the_same_in_all_versions():
@@ -124,8 +124,8 @@ def too_far(counts, expected, degrees):
 @pytest.mark.parametrize("length", [64, 100, 1000, 65_537])
 def test_each_place_gets_all_numbers_equally_often(length):
     num_orders, places = 2000, np.array([0, 1, 2, length // 2, length - 1])
-    found = np.array([Permutation(length, np.random.default_rng(seed)).at(places) for seed in range(num_orders)])
-    parts = found * 16 // length
+    actual = np.array([Permutation(length, np.random.default_rng(seed)).at(places) for seed in range(num_orders)])
+    parts = actual * 16 // length
     sizes = np.bincount(np.arange(length) * 16 // length) / length
     for column in parts.T:
         assert too_far(np.bincount(column, minlength=16), num_orders * sizes, 15) < 4.5
@@ -139,12 +139,12 @@ def test_each_place_gets_all_numbers_equally_often(length):
 
 @pytest.mark.parametrize("length", [2**18 + 1, 10**6 + 3])
 def test_neighbours_are_far_apart_afterwards(length):
-    found = order_of(length, 5).at(np.arange(length))
+    actual = order_of(length, 5).at(np.arange(length))
     for lag in (1, 2, 3, 16, 256, 511, 512, 513, 1024):
-        steps = (found[lag:] - found[:-lag]) % length
+        steps = (actual[lag:] - actual[:-lag]) % length
         counts = np.bincount(steps * 256 // length, minlength=256)
         assert abs(too_far(counts, len(steps) / 256, 255)) < 4.5
-    assert abs(np.corrcoef(found, np.arange(length))[0, 1]) * sqrt(length) < 4.5
+    assert abs(np.corrcoef(actual, np.arange(length))[0, 1]) * sqrt(length) < 4.5
 
 
 # --- rows in such an order ---
@@ -190,52 +190,52 @@ def of(selection):
 def test_rows_follow_the_order(source):
     rows = SOURCES[source]()
     expected = rows.take(Permutation(len(rows), np.random.default_rng(4)).at(np.arange(len(rows))))
-    found = shuffled(rows, np.random.default_rng(4))
-    assert isinstance(found, ShuffledSelection)
-    assert len(found) == len(rows)
-    assert of(found) == of(expected)
-    assert of(found[:]) == of(found.without_unused()) == of(expected)
-    renamed = found[2:9].with_blocks(tuple([BlockRef(-ref.handle, ref.num_rows) for ref in rows.blocks]))
+    actual = shuffled(rows, np.random.default_rng(4))
+    assert isinstance(actual, ShuffledSelection)
+    assert len(actual) == len(rows)
+    assert of(actual) == of(expected)
+    assert of(actual[:]) == of(actual.without_unused()) == of(expected)
+    renamed = actual[2:9].with_blocks(tuple([BlockRef(-ref.handle, ref.num_rows) for ref in rows.blocks]))
     assert of(renamed) == [(-handle, row) for handle, row in of(expected)[2:9]]
     index = np.array([9, 0, 0, 3])
-    assert of(found.take(index)) == of(expected.take(index))
-    assert of(concat([found[5:9], found[0:2], rows[:3]])) == of(concat([expected[5:9], expected[0:2], rows[:3]]))
-    assert of(found.spans(np.array([1, 8]), np.array([3, 12]))) == of(
+    assert of(actual.take(index)) == of(expected.take(index))
+    assert of(concat([actual[5:9], actual[0:2], rows[:3]])) == of(concat([expected[5:9], expected[0:2], rows[:3]]))
+    assert of(actual.spans(np.array([1, 8]), np.array([3, 12]))) == of(
         expected.spans(np.array([1, 8]), np.array([3, 12]))
     )
-    assert of(found.spans(np.array([1, 8]), np.array([3, 12]))[1:4]) == of(expected.take(np.array([2, 8, 9])))
-    assert of(found[4:5].without_unused()) == of(expected[4:5])
-    assert len(found[4:5].without_unused().blocks) == 1
+    assert of(actual.spans(np.array([1, 8]), np.array([3, 12]))[1:4]) == of(expected.take(np.array([2, 8, 9])))
+    assert of(actual[4:5].without_unused()) == of(expected[4:5])
+    assert len(actual[4:5].without_unused().blocks) == 1
 
 
 @pytest.mark.usefixtures("few")
 @given(st.sampled_from(sorted(SOURCES)), st.lists(st.tuples(st.integers(-3, 60), st.integers(-3, 60)), max_size=4))
 @settings(deadline=None)
 def test_parts_of_parts_are_parts(source, cuts):
-    found = shuffled(SOURCES[source](), np.random.default_rng(4))
-    expected = of(found)
+    actual = shuffled(SOURCES[source](), np.random.default_rng(4))
+    expected = of(actual)
     for start, stop in cuts:
-        found, expected = found[start:stop], expected[start:stop]
-        assert len(found) == len(expected)
-    assert of(found) == expected
+        actual, expected = actual[start:stop], expected[start:stop]
+        assert len(actual) == len(expected)
+    assert of(actual) == expected
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("source", SOURCES)
 def test_batches_follow_the_order(source):
     rows = SOURCES[source]()
-    found = shuffled(rows, np.random.default_rng(4))
-    expected = Selection(rows.blocks, found.row_numbers, found.block_index)
+    actual = shuffled(rows, np.random.default_rng(4))
+    expected = Selection(rows.blocks, actual.row_numbers, actual.block_index)
     bounds = np.array([0, 5, 10, 12])
     for act in (
         lambda each: group(each, bounds).flat,
         lambda each: group(each, bounds)[1:].flat,
-        lambda each: group(each, bounds).take(np.array([2, 0])).flat,
-        lambda each: group(each, bounds).cut(2).flat,
-        lambda each: group(each, bounds).ungroup(),
-        lambda each: group(each, bounds).without_unused().flat,
+        lambda part: group(part, bounds).take(np.array([2, 0])).flat,
+        lambda element: group(element, bounds).cut(2).flat,
+        lambda item: group(item, bounds).ungroup(),
+        lambda value: group(value, bounds).without_unused().flat,
     ):
-        assert of(act(found)) == of(act(expected))
+        assert of(act(actual)) == of(act(expected))
 
 
 @pytest.mark.usefixtures("few")
@@ -243,7 +243,7 @@ def test_batches_are_shuffled_by_the_same_order():
     rows = in_stretches([16, 20, 9, 30])
     batches = Groups(rows, np.arange(0, 76, 5))
     order = Permutation(15, np.random.default_rng(4)).at(np.arange(15))
-    expected = [each for place in order.tolist() for each in of(rows)[5 * place : 5 * place + 5]]
+    expected = [value for place in order.tolist() for value in of(rows)[5 * place : 5 * place + 5]]
     assert of(shuffled(batches, np.random.default_rng(4)).flat) == expected
 
 
@@ -251,12 +251,12 @@ def test_batches_are_shuffled_by_the_same_order():
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_is_sent_has_a_number_for_each_row(source):
     # Send a number for each row of the part, since the whole order may be much longer.
-    found = shuffled(SOURCES[source](), np.random.default_rng(4))[3:8]
-    picks = Picks.of(found)
+    actual = shuffled(SOURCES[source](), np.random.default_rng(4))[3:8]
+    picks = Picks.of(actual)
     sent = pickle.loads(pickle.dumps(picks))
     assert isinstance(picks.rows, LazyPermutation)
-    assert sent.rows.tolist() == found.row_numbers.tolist()
-    assert sent.block_index is None or sent.block_index.tolist() == found.places.tolist()
+    assert sent.rows.tolist() == actual.row_numbers.tolist()
+    assert sent.block_index is None or sent.block_index.tolist() == actual.places.tolist()
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -266,8 +266,8 @@ def test_a_part_that_is_kept_is_no_larger_than_it_has_rows(source, is_drawn, mon
     monkeypatch.setattr(lazy_shuffle, "_FEW", 0)
     rows = SOURCES[source]().with_blocks(tuple(range(9)))
     rows = Selection.concat([rows.take(np.arange(len(rows))) if is_drawn else rows])
-    found = shuffled(rows, np.random.default_rng(4))
-    for part in (found, found[10:14]):
+    actual = shuffled(rows, np.random.default_rng(4))
+    for part in (actual, actual[10:14]):
         again = pickle.loads(pickle.dumps(part))
         expected = part.by_row()
         assert [again.blocks[place] for place in again.places] == [expected.blocks[place] for place in expected.places]
@@ -299,7 +299,7 @@ PIPELINES = {
     "zipped": lambda: Dataset.zip(Dataset.range(19).shuffle(19, seed=1), Dataset.range(19)).batch(3),
     "sharded": lambda: Dataset.range(19).shuffle(19, seed=1).shard(3, 1),
     "taken": lambda: Dataset.range(19).shuffle(19, seed=1).skip(3).take(9).batch(2),
-    "windows": lambda: Dataset.range(19).shuffle(19, seed=1).window(4).flat_map(lambda each: each.batch(3)),
+    "windows": lambda: Dataset.range(19).shuffle(19, seed=1).window(4).flat_map(lambda value: value.batch(3)),
     "unbatched": lambda: Dataset.range(18).batch(3).unbatch().shuffle(18, seed=1),
 }
 
@@ -337,14 +337,14 @@ def test_orders_of_many_rows_are_complete(split_bytes, monkeypatch):
     monkeypatch.setattr(permutation, "_SMALL", 2**16)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         rows = Dataset.range(num_rows)
-        found = np.concatenate(list(rows.shuffle(num_rows, seed=5).batch(1000)))
-        assert np.array_equal(found, expected_order(range(num_rows), 5))
-        found = np.concatenate(list(rows.map(lambda x: x).global_shuffle(seed=5).batch(1000)))
-        assert np.array_equal(np.sort(found), np.arange(num_rows))
+        actual = np.concatenate(list(rows.shuffle(num_rows, seed=5).batch(1000)))
+        assert np.array_equal(actual, expected_order(range(num_rows), 5))
+        actual = np.concatenate(list(rows.map(lambda x: x).global_shuffle(seed=5).batch(1000)))
+        assert np.array_equal(np.sort(actual), np.arange(num_rows))
         # At its end, this shuffle computes an order for the rest of its buffer.
-        found = np.concatenate(list(rows.shuffle(80_000, seed=5).batch(1000)))
-        assert np.array_equal(np.sort(found), np.arange(num_rows))
-        assert not np.array_equal(found[:1000], np.arange(1000))
+        actual = np.concatenate(list(rows.shuffle(80_000, seed=5).batch(1000)))
+        assert np.array_equal(np.sort(actual), np.arange(num_rows))
+        assert not np.array_equal(actual[:1000], np.arange(1000))
 
 
 def test_the_first_rows_need_no_order_of_all_rows():

@@ -23,9 +23,9 @@ KINDS = pytest.mark.parametrize(("kind", "integer", "real"), [OURS, TENSORFLOW],
 
 def dtypes(ds):
     """Return the dtypes of the first element's leaves, and check that the spec has the same."""
-    found = [leaf.dtype for leaf in Structure.of(next(iter(ds)))[0]]
-    assert found == [spec.dtype for spec in Structure.of(ds.element_spec)[0]]
-    return found
+    actual = [leaf.dtype for leaf in Structure.of(next(iter(ds)))[0]]
+    assert actual == [spec.dtype for spec in Structure.of(ds.element_spec)[0]]
+    return actual
 
 
 def test_datasets_of_daskdist_lose_no_digits():
@@ -126,7 +126,7 @@ def test_a_state_keeps_its_python_type(kind, integer, real, initial, step, expec
     assert total == expected
     assert type(total) is type(initial)
     types = list(kind.range(4).scan(initial, lambda s, x: (step(s, x), str(type(s)))))
-    assert {str(each) for each in types} == {str(type(initial))}
+    assert {str(value) for value in types} == {str(type(initial))}
 
 
 @pytest.mark.parametrize(

@@ -68,18 +68,18 @@ def test_batches_of_rows_of_ragged_are_ragged(name, caller):
     with using(caller):
         ds = build().batch(2)
         assert ds.element_spec == RaggedTensorSpec((None, None), np.int64)
-        found = list(ds)
-    assert {type(batch) for batch in found} == {Ragged}
-    assert lists(found) == expected
-    assert all(ds.element_spec.is_compatible_with(batch) for batch in found)
+        actual = list(ds)
+    assert {type(batch) for batch in actual} == {Ragged}
+    assert lists(actual) == expected
+    assert all(ds.element_spec.is_compatible_with(batch) for batch in actual)
 
 
 def test_other_leaves_stack():
     ds = pairs().batch(2)
     assert ds.element_spec == {"r": RaggedTensorSpec((None, None), np.int64), "n": TensorSpec((None,), np.int64)}
-    found = list(ds)
-    assert lists(batch["r"] for batch in found) == BATCHES
-    assert lists(batch["n"] for batch in found) == [[0, 1], [2, 3], [4]]
+    actual = list(ds)
+    assert lists(batch["r"] for batch in actual) == BATCHES
+    assert lists(batch["n"] for batch in actual) == [[0, 1], [2, 3], [4]]
     ds = Dataset.zip(rows(), Dataset.range(5).map(lambda x: np.zeros(x))).batch(2)
     with pytest.raises(errors.StackError, match="do not stack"):
         list(ds)
@@ -109,9 +109,9 @@ def test_rows_are_arrays():
 def test_ragged_batches_of_other_sizes(build, sizes, grouped):
     ds = getattr(build(), grouped)(2).rebatch(sizes)
     expected = [[int(n) for n in batch] for batch in Dataset.range(5).batch(2).rebatch(sizes)]
-    found = [batch["r"] if build is pairs else batch for batch in ds]
-    assert {type(batch) for batch in found} == {Ragged}
-    assert lists(found) == [[ROWS[n] for n in batch] for batch in expected]
+    actual = [batch["r"] if build is pairs else batch for batch in ds]
+    assert {type(batch) for batch in actual} == {Ragged}
+    assert lists(actual) == [[ROWS[n] for n in batch] for batch in expected]
     if build is pairs:
         assert lists(batch["n"] for batch in ds) == expected
 
@@ -140,9 +140,9 @@ def test_distributed():
 
 @pytest.mark.cluster
 def test_on_a_cluster(on_cluster):
-    found = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(pairs().batch(4))]
-    assert [lists(part["r"] for part in step) for step in found] == [[ROWS[:2], ROWS[2:4]], [ROWS[4:], []]]
-    same_elements([part["n"] for part in found[0]], [np.array([0, 1]), np.array([2, 3])], "the other leaf")
+    actual = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(pairs().batch(4))]
+    assert [lists(part["r"] for part in step) for step in actual] == [[ROWS[:2], ROWS[2:4]], [ROWS[4:], []]]
+    same_elements([part["n"] for part in actual[0]], [np.array([0, 1]), np.array([2, 3])], "the other leaf")
 
 
 def test_functions_are_not_called_for_the_specs_of_other_batches():

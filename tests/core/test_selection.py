@@ -63,8 +63,8 @@ def gathered(run):
     blocks = run.blocks if isinstance(run, Selection) else run.flat.blocks
     rows = gather([ref.handle for ref in blocks], Picks.of(run))
     if isinstance(run, Selection):
-        return [int(each) for each in rows.elements()]
-    return [each.tolist() for each in rows.elements()]
+        return [int(element) for element in rows.elements()]
+    return [value.tolist() for value in rows.elements()]
 
 
 @st.composite
@@ -132,12 +132,12 @@ def test_spans_are_slices(made, data):
     places = st.integers(0, len(run))
     spans = sorted(tuple(sorted(data.draw(st.tuples(places, places)))) for _ in range(data.draw(st.integers(1, 5))))
     starts, stops = np.array(spans).T
-    found = run.spans(starts, stops)
-    assert rows_of(found) == [row for start, stop in spans for row in expected[start:stop]]
-    numbers = tuple(range(len(found.blocks)))
-    copied = pickle.loads(pickle.dumps(found.with_blocks(numbers)))
+    actual = run.spans(starts, stops)
+    assert rows_of(actual) == [row for start, stop in spans for row in expected[start:stop]]
+    numbers = tuple(range(len(actual.blocks)))
+    copied = pickle.loads(pickle.dumps(actual.with_blocks(numbers)))
     assert copied.blocks == numbers
-    assert rows_of(copied.with_blocks(found.blocks)) == rows_of(found)
+    assert rows_of(copied.with_blocks(actual.blocks)) == rows_of(actual)
 
 
 def test_long_ranges_are_pickled_as_a_few_numbers():
@@ -194,12 +194,12 @@ def test_groups_are_lists_of_lists(made, data):
 def test_groups_of_groups(made, size, outer, outermost):
     run = concat([Selection.whole(ref) for ref in made])
     expected = rows_of(run)
-    for each in (size, outer, outermost):
-        number = len(run) // each
+    for item in (size, outer, outermost):
+        number = len(run) // item
         if not number:
             return
-        run = group(run, np.arange(0, number * each + 1, each))
-        expected = [expected[k * each : (k + 1) * each] for k in range(number)]
+        run = group(run, np.arange(0, number * item + 1, item))
+        expected = [expected[k * item : (k + 1) * item] for k in range(number)]
     assert rows_of(run) == expected
     assert gathered(run) == expected
     assert prod(run.inners[0]) == size * outer
@@ -274,9 +274,9 @@ def test_gathering_a_range_is_a_view():
 @given(st.lists(st.integers(0, 5), min_size=1))
 @quick
 def test_places_by_value(values):
-    found = dict(places_by_value(np.array(values)))
-    assert {value: at.tolist() for value, at in found.items()} == {
-        value: [k for k, each in enumerate(values) if each == value] for value in sorted(set(values))
+    actual = dict(places_by_value(np.array(values)))
+    assert {value: at.tolist() for value, at in actual.items()} == {
+        value: [k for k, item in enumerate(values) if item == value] for value in sorted(set(values))
     }
 
 
@@ -303,7 +303,7 @@ def test_picks_travel(made):
         return
     picks = pickle.loads(pickle.dumps(Picks.of(run)))
     rows = gather([ref.handle for ref in run.blocks], picks)
-    assert [int(each) for each in rows.elements()] == expected
+    assert [int(element) for element in rows.elements()] == expected
 
 
 def test_pickled_picks_contain_no_block():
@@ -370,15 +370,15 @@ def test_rows_of_slices_of_an_array_are_as_those_of_copies(name, cut, empty):
         return [WHOLES[name][start:stop]]
 
     structure = Structure.of((0, 0))[1] if len(leaves(0, 1)) == 2 else LONE
-    slices = [Block(structure, leaves(*each), "a") for each in CUTS[cut]]
-    copies = [Block(structure, [leaf.copy() for leaf in leaves(*each)], "a") for each in CUTS[cut]]
+    slices = [Block(structure, leaves(*item), "a") for item in CUTS[cut]]
+    copies = [Block(structure, [leaf.copy() for leaf in leaves(*value)], "a") for value in CUTS[cut]]
     rng = np.random.default_rng(0)
     block_index = rng.integers(len(slices), size=200)
     rows = np.array([rng.integers(len(slices[place])) for place in block_index])
     picks = Picks(rows, block_index, None, None)
     before = rows.copy(), block_index.copy()
-    found, expected = gather(slices, picks, empty=empty), gather(copies, picks, empty=empty)
-    for one, other in zip(found.leaves, expected.leaves, strict=True):
+    actual, expected = gather(slices, picks, empty=empty), gather(copies, picks, empty=empty)
+    for one, other in zip(actual.leaves, expected.leaves, strict=True):
         assert type(one) is type(other)
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)
@@ -395,31 +395,31 @@ def test_windows_of_arrays(name, empty):
     refs = [BlockRef(Block(LONE, [whole[start:stop]], "a"), stop - start, 8) for start, stop in [(0, 30), (30, 64)]]
     run = concat([WindowGroups(ref, BlockWindows(0, 3, 9, 4, 2)) for ref in refs])
     assert type(run.flat) is WindowSelection
-    (found,) = gather([ref.handle for ref in refs], Picks.of(run), empty=empty).rows.leaves
+    (actual,) = gather([ref.handle for ref in refs], Picks.of(run), empty=empty).rows.leaves
     windows = [whole[start : start + 4] for first in (3, 33) for start in range(first, first + 18, 2)]
-    assert found.dtype == whole.dtype
-    assert found.tolist() == [row for window in windows for row in window.tolist()]
-    if isinstance(found, np.ndarray):
+    assert actual.dtype == whole.dtype
+    assert actual.tolist() == [row for window in windows for row in window.tolist()]
+    if isinstance(actual, np.ndarray):
         # Windows have rows in common, but no memory.
-        assert not np.shares_memory(found, whole)
-        assert found.flags.c_contiguous or name == "columns first"
+        assert not np.shares_memory(actual, whole)
+        assert actual.flags.c_contiguous or name == "columns first"
 
 
 @pytest.mark.parametrize("shapes", [[(2,), (2,)], [(2,), (3,)]])
 def test_gathering_elements_of_blocks_of_different_shapes(shapes):
     # In each block, elements have one shape. The two blocks' shapes may differ, since elements are not batched.
     blocks = [from_items(LONE, _items(shape, shape)) for shape in shapes]
-    selection = concat([Selection.whole(BlockRef(each, 2)) for each in blocks]).take(np.array([0, 2, 1, 3]))
+    selection = concat([Selection.whole(BlockRef(value, 2)) for value in blocks]).take(np.array([0, 2, 1, 3]))
     rows = gather(blocks, Picks.of(selection))
-    assert [each.shape for each in rows.elements()] == [shapes[0], shapes[1], shapes[0], shapes[1]]
+    assert [element.shape for element in rows.elements()] == [shapes[0], shapes[1], shapes[0], shapes[1]]
 
 
 def test_gathering_batches_of_blocks_of_different_shapes():
     # Each batch has rows of one block, so it stacks.
     blocks = [from_items(LONE, _items(shape, shape)) for shape in [(2,), (3,)]]
-    whole = concat([Selection.whole(BlockRef(each, 2)) for each in blocks])
+    whole = concat([Selection.whole(BlockRef(value, 2)) for value in blocks])
     rows = gather(blocks, Picks.of(group(whole, np.array([0, 2, 4]))))
-    assert [each.shape for each in rows.elements()] == [(2, 2), (2, 3)]
+    assert [element.shape for element in rows.elements()] == [(2, 2), (2, 3)]
     # A batch with rows of both blocks raises an error in its place.
     rows = gather(blocks, Picks.of(group(whole, np.array([0, 1, 3, 4])))).elements()
     assert next(rows).shape == (1, 2)
@@ -429,8 +429,8 @@ def test_gathering_batches_of_blocks_of_different_shapes():
 
 def test_gathering_blocks_and_bundles():
     blocks = [from_items(LONE, _items((2,), (2,))), from_items(LONE, _items((3,), (4,)))]
-    whole = concat([Selection.whole(BlockRef(each, 2)) for each in blocks])
-    assert [each.shape for each in gather(blocks, Picks.of(whole)).elements()] == [(2,), (2,), (3,), (4,)]
+    whole = concat([Selection.whole(BlockRef(value, 2)) for value in blocks])
+    assert [element.shape for element in gather(blocks, Picks.of(whole)).elements()] == [(2,), (2,), (3,), (4,)]
 
 
 @pytest.mark.parametrize("inner", [(2,), (2, 2)])

@@ -33,11 +33,11 @@ def frames_of(error):
 
 def chain_of(error):
     """Return the errors that a traceback prints, the last one first."""
-    found = []
+    actual = []
     while error is not None:
-        found.append(error)
+        actual.append(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return found
+    return actual
 
 
 def iterated(dataset):

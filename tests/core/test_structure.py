@@ -46,22 +46,22 @@ nests = st.recursive(
 @given(nests)
 @settings(max_examples=60, deadline=None)
 def test_packing_is_the_inverse_of_flattening(nest):
-    found, structure = Structure.flatten(nest)
-    packed = structure.pack(found)
+    actual, structure = Structure.flatten(nest)
+    packed = structure.pack(actual)
     again, same = Structure.flatten(packed)
     assert structure == same
     assert hash(structure) == hash(same)
-    assert all(a is b for a, b in zip(found, again, strict=True))
-    assert len(structure.paths) == structure.num_leaves == len(found)
+    assert all(a is b for a, b in zip(actual, again, strict=True))
+    assert len(structure.paths) == structure.num_leaves == len(actual)
     assert _shape(packed) == _shape(nest)
 
 
 def _shape(nest):
     # This keeps the types of containers, and ignores the order of dicts, which is no part of a structure.
     if isinstance(nest, dict):
-        return {name: _shape(each) for name, each in nest.items()}
+        return {name: _shape(item) for name, item in nest.items()}
     if isinstance(nest, tuple):
-        return type(nest), [_shape(each) for each in nest]
+        return type(nest), [_shape(value) for value in nest]
     return "*"
 
 
@@ -75,9 +75,9 @@ def test_structures_travel(nest):
 @given(nests)
 @settings(max_examples=60, deadline=None)
 def test_paths_lead_to_leaves(nest):
-    found, structure = Structure.flatten(nest)
-    packed = structure.pack(found)
-    for leaf, path in zip(found, structure.paths, strict=True):
+    actual, structure = Structure.flatten(nest)
+    packed = structure.pack(actual)
+    for leaf, path in zip(actual, structure.paths, strict=True):
         assert eval(f"element{path}", {"element": packed}) is leaf
 
 
@@ -124,9 +124,9 @@ def test_none_in_a_nest_is_refused():
 
 
 def test_lists_are_arrays_and_not_structure():
-    found, structure = Structure.flatten([[1, 2], [3, 4]])
+    actual, structure = Structure.flatten([[1, 2], [3, 4]])
     assert structure.num_leaves == 1
-    assert found[0].shape == (2, 2)
+    assert actual[0].shape == (2, 2)
 
 
 def test_types_of_containers_are_kept():
@@ -139,9 +139,9 @@ def test_types_of_containers_are_kept():
 
 def test_a_named_tuple_goes_whole_to_a_function():
     ds = Dataset.from_tensor_slices(Point([1, 2], [3, 4]))
-    assert [int(each) for each in ds.map(lambda point: point.x + point.y)] == [4, 6]
+    assert [int(item) for item in ds.map(lambda point: point.x + point.y)] == [4, 6]
     pairs = Dataset.from_tensor_slices(([1, 2], [3, 4]))
-    assert [int(each) for each in pairs.map(lambda x, y: x + y)] == [4, 6]
+    assert [int(value) for value in pairs.map(lambda x, y: x + y)] == [4, 6]
 
 
 # --- specs ---
@@ -162,9 +162,9 @@ def test_common_spec_holds_what_both_hold(a, b):
         assert a.dtype != b.dtype or len(a.shape) != len(b.shape)
         return
     assert common == b.most_general_common_spec(a)
-    for each in (a, b):
-        array = np.zeros([2 if size is None else size for size in each.shape], each.dtype)
-        assert each.is_compatible_with(array)
+    for item in (a, b):
+        array = np.zeros([2 if size is None else size for size in item.shape], item.dtype)
+        assert item.is_compatible_with(array)
         assert common.is_compatible_with(array)
 
 
@@ -188,24 +188,24 @@ def test_specs_refuse_negative_sizes():
 @given(nests)
 @settings(max_examples=60, deadline=None)
 def test_spec_of_an_element_fits_it(nest):
-    found, structure = Structure.flatten(nest)
+    actual, structure = Structure.flatten(nest)
     spec = ElementSpec.of(nest)
     assert spec.structure == structure
-    assert all(each.is_compatible_with(leaf) for each, leaf in zip(spec.leaves, found, strict=True))
+    assert all(leave.is_compatible_with(leaf) for leave, leaf in zip(spec.leaves, actual, strict=True))
 
 
 @given(nests, st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_one_element_survives_a_pipeline(nest, size):
-    found, structure = Structure.flatten(nest)
-    if not found:
+    actual, structure = Structure.flatten(nest)
+    if not actual:
         return
     ds = Dataset.from_tensors(nest).repeat(3).batch(size)
     whole = list(ds)
     assert sum(len(Structure.flatten(batch)[0][0]) for batch in whole) == 3
     first = structure.pack([leaf[0] for leaf in Structure.flatten(whole[0])[0]])
-    assert same_element(first, structure.pack(found))
-    assert same_element(next(iter(Dataset.from_tensors(nest))), structure.pack(found))
+    assert same_element(first, structure.pack(actual))
+    assert same_element(next(iter(Dataset.from_tensors(nest))), structure.pack(actual))
 
 
 def test_equality_of_elements():
@@ -233,8 +233,8 @@ def test_equality_of_elements():
 )
 def test_words_of_different_lengths_stack(words):
     ds = Dataset.from_tensor_slices(words)
-    for each in (ds, ds.map(lambda word: word), ds.shuffle(3, seed=0), ds.persist()):
-        (batch,) = each.batch(3)
+    for item in (ds, ds.map(lambda word: word), ds.shuffle(3, seed=0), ds.persist()):
+        (batch,) = item.batch(3)
         assert sorted(batch.tolist()) == sorted(words.tolist())
 
 

@@ -249,8 +249,8 @@ def test_a_function_that_waits_is_called_by_all_threads() -> None:
 
 def test_pipelines_of_the_same_function_can_run_at_once() -> None:
     texts = Dataset.range(3_000).with_options(Options(num_threads=3)).map(str, vectorized=False)
-    found = [[str(first), str(second)] for first, second in zip(texts, texts, strict=True)]
-    assert found == [[str(number)] * 2 for number in range(3_000)]
+    actual = [[str(first), str(second)] for first, second in zip(texts, texts, strict=True)]
+    assert actual == [[str(number)] * 2 for number in range(3_000)]
 
 
 def test_where_only_some_rows_are_looped_over_threads_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

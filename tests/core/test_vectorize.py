@@ -148,7 +148,7 @@ ON_VECTORS = [
     lambda x: np.add.reduce(x),
     lambda x: np.std(x, ddof=1),
     lambda x: sum(x),
-    lambda x: [each * 2 for each in x],
+    lambda x: [value * 2 for value in x],
     lambda x: x[:, None] * x,
     lambda x: (x[:, None] * x).T.reshape(-1),
     lambda x: (x[:, None] * x)[1, ...],

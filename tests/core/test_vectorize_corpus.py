@@ -440,9 +440,9 @@ def told(value):
             array[np.isnan(array)] = np.nan
         return array.dtype.str, array.shape, array.tobytes() if array.dtype.kind in "biufmM" else repr(array.tolist())
     if isinstance(value, dict):
-        return {key: told(each) for key, each in value.items()}
+        return {key: told(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [told(each) for each in value]
+        return [told(item) for item in value]
     return repr(value) if isinstance(value, (int, float, str, bytes, type(None))) else type(value).__name__
 
 
@@ -457,7 +457,7 @@ def outcome(run):
             result = type(cause or error).__name__
         except Exception as error:
             result = type(error).__name__
-    return result, [(each.category.__name__, str(each.message)) for each in caught]
+    return result, [(value.category.__name__, str(value.message)) for value in caught]
 
 
 def plain_map(function, rows):
@@ -506,7 +506,7 @@ def is_vectorised(function, rows):
 
 def differences(name, program, state):
     rows = DATA[name]
-    found = []
+    actual = []
     function, log = made(program)
     with np.errstate(**state):
         # Two passes, as our first one compares both ways, and the second one uses the result of that.
@@ -514,17 +514,17 @@ def differences(name, program, state):
     other, other_log = made(program)
     ds = Dataset.from_tensor_slices(rows).map(other)
     with np.errstate(**state):
-        given = [outcome(lambda: [told(each) for each in ds]) for _ in range(2)]
+        given = [outcome(lambda: [told(element) for element in ds]) for _ in range(2)]
     # After an error, our iterator may have called the function for more rows than the plain loop.
     is_ended = any(isinstance(result, str) for result, _ in expected)
     for number, (ours, plain) in enumerate(zip(given, expected, strict=True)):
         if ours[0] != plain[0] and not (isinstance(ours[0], str) and isinstance(plain[0], str)):
-            found.append(f"pass {number}: values")
+            actual.append(f"pass {number}: values")
         if ours[1] != plain[1] and not is_ended:
-            found.append(f"pass {number}: warnings {len(ours[1])} for {len(plain[1])}")
+            actual.append(f"pass {number}: warnings {len(ours[1])} for {len(plain[1])}")
     if told(log) != told(other_log) and not is_ended:
-        found.append(f"log: {str(told(other_log))[:80]} for {str(told(log))[:80]}")
-    return found
+        actual.append(f"log: {str(told(other_log))[:80]} for {str(told(log))[:80]}")
+    return actual
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -533,10 +533,10 @@ def test_functions_that_are_hard_to_vectorise(without_comparison):
     assert len({program for _, _, program, _ in all_cases}) >= 500
     wrong = {}
     for label, name, program, state in all_cases:
-        found = differences(name, program, STATES[state])
-        if found:
-            wrong[label, state] = found
-    assert not wrong, "\n".join(f"{label}: {found}" for label, found in wrong.items())
+        actual = differences(name, program, STATES[state])
+        if actual:
+            wrong[label, state] = actual
+    assert not wrong, "\n".join(f"{label}: {actual}" for label, actual in wrong.items())
 
 
 def test_many_of_them_are_vectorised():
@@ -558,7 +558,7 @@ def test_predicates_that_are_hard_to_vectorise(state, without_comparison):
         other, other_log = made(program)
         ds = Dataset.from_tensor_slices(rows).filter(other)
         with np.errstate(**STATES[state]):
-            given = [outcome(lambda ds=ds: [told(each) for each in ds]) for _ in range(2)]
+            given = [outcome(lambda ds=ds: [told(element) for element in ds]) for _ in range(2)]
         for ours, plain in zip(given, expected, strict=True):
             assert isinstance(ours[0], str) == isinstance(plain[0], str), body
             assert isinstance(ours[0], str) or ours == plain, body

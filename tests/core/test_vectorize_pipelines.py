@@ -138,9 +138,9 @@ def test_functions_travel():
     ],
 )
 def test_the_note_gives_the_reason(function, note):
-    found = Map(node_of(Dataset.range(5)), UserFunction(function, "map")).note
-    assert found.endswith(note) if note.startswith("raises") else found == note
-    assert Filter(node_of(Dataset.range(5)), UserFunction(function, "filter")).note == found
+    actual = Map(node_of(Dataset.range(5)), UserFunction(function, "map")).note
+    assert actual.endswith(note) if note.startswith("raises") else actual == note
+    assert Filter(node_of(Dataset.range(5)), UserFunction(function, "filter")).note == actual
 
 
 def test_the_note_on_other_elements():

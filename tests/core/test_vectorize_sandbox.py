@@ -59,7 +59,7 @@ def _with_local_function(x):
 
 
 def _with_generator(x):
-    return sum(x * each for each in range(3))
+    return sum(x * number for number in range(3))
 
 
 def _with_containers(x):
@@ -79,9 +79,9 @@ TYPICAL = {
     "starred arguments": lambda x: _helper(*(x, 3), offset=1.0),
     "a closure": _closed_over(),
     "a partial": functools.partial(_helper, by=4),
-    "a comprehension": lambda x: np.stack([x * each for each in range(3)]),
+    "a comprehension": lambda x: np.stack([x * number for number in range(3)]),
     "nested comprehensions": lambda x: np.stack([x * a + b for a in range(2) for b in range(3) if a != b]),
-    "a dict comprehension": lambda x: {f"x{each}": x * each for each in range(2)},
+    "a dict comprehension": lambda x: {f"x{number}": x * number for number in range(2)},
     "a generator": _with_generator,
     "a loop": _with_loop,
     "branches": _with_branches,
@@ -109,11 +109,11 @@ def _same_at_once(dataset, function):
     assert "vectorised" in note, note
     assert "row by row" not in note, note
     expected = [function(element) for element in dataset]
-    for found, row in zip(dataset.map(function), expected, strict=True):
+    for actual, row in zip(dataset.map(function), expected, strict=True):
         row = row if isinstance(row, dict) else {"": row}
-        found = found if isinstance(found, dict) else {"": found}
+        actual = actual if isinstance(actual, dict) else {"": actual}
         for name, value in row.items():
-            np.testing.assert_array_equal(found[name], value)
+            np.testing.assert_array_equal(actual[name], value)
 
 
 @pytest.mark.parametrize("name", TYPICAL)
@@ -189,11 +189,11 @@ def _texts(n):
 def _truths(n):
     kinds = (len, None, [], [0], "", n, 0.0, _helper)
     return (
-        [not each for each in kinds],
-        [bool(each and n) for each in kinds if each is not _helper],
-        [1 if each else 2 for each in kinds],
-        [each is None for each in kinds],
-        [1 if each is not None else 2 for each in kinds],
+        [not entry for entry in kinds],
+        [bool(part and n) for part in kinds if part is not _helper],
+        [1 if item else 2 for item in kinds],
+        [value is None for value in kinds],
+        [1 if kind is not None else 2 for kind in kinds],
         n in (1, 3) and 1 not in (n,),
         1 < n < 5 <= n + 3,
         n < 2 or n == 3 or n != 9,
@@ -211,7 +211,7 @@ def _calls(n):
         many(*(n, 1, 2, 3), d=4),
         many(1, *[2, 3], c=4, d=n),
         many(*range(2), 5, c=1),
-        [many(each)[0] for each in (n, 2)],
+        [many(item)[0] for item in (n, 2)],
         sorted([3, n, 1], reverse=True),
         ["a", "b"],
         (lambda x, y=n, *, z=1: x + y + z)(1, z=n),
@@ -229,7 +229,7 @@ def _captured_argument(n):
 
 def _nested_comprehensions(n):
     rows = [[a * b + n for b in range(a) if b != 1] for a in range(n)]
-    return rows, {a: {b + 1 for b in each} for a, each in enumerate(rows)}, sum(each for row in rows for each in row)
+    return rows, {a: {b + 1 for b in item} for a, item in enumerate(rows)}, sum(value for row in rows for value in row)
 
 
 def _imports(n):
@@ -241,9 +241,9 @@ def _imports(n):
 
 def _yields():
     def pairs(n):
-        for each in range(n):
-            yield each
-            yield each * 2
+        for number in range(n):
+            yield number
+            yield number * 2
 
     return lambda n: [list(pairs(n)), sum(pairs(n))]
 
@@ -264,8 +264,8 @@ PLAIN = [
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("function", PLAIN, ids=lambda function: function.__name__)
 def test_a_sandbox_gives_what_python_gives(function, number):
-    found = Sandbox(Trace(8, RULES, None)).call_with(function, number)
-    assert repr(found) == repr(function(number))
+    actual = Sandbox(Trace(8, RULES, None)).call_with(function, number)
+    assert repr(actual) == repr(function(number))
 
 
 # --- unknown calls ---

@@ -368,9 +368,9 @@ class ndarray:  # noqa: N801 - as CuPy has it
 
     @classmethod
     def of(cls, host, data):
-        found = cls.__new__(cls)
-        found.host, found.data = host, data
-        return found
+        actual = cls.__new__(cls)
+        actual.host, actual.data = host, data
+        return actual
 
     def __getattr__(self, name):
         if name in ("shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides"):
@@ -400,8 +400,8 @@ class ndarray:  # noqa: N801 - as CuPy has it
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`.")
 
     def __getitem__(self, index):
-        found = self.host[_host(index)]
-        return _view(self, np.asarray(found)) if np.shares_memory(found, self.host) else _new(found)
+        actual = self.host[_host(index)]
+        return _view(self, np.asarray(actual)) if np.shares_memory(actual, self.host) else _new(actual)
 
     def __setitem__(self, index, value):
         if isinstance(value, np.ndarray):
@@ -472,9 +472,9 @@ def _view(source, host):
 
 def _new(host):
     host = np.asarray(host)
-    found = ndarray(host.shape, host.dtype)
-    found.host[...] = host
-    return found
+    actual = ndarray(host.shape, host.dtype)
+    actual.host[...] = host
+    return actual
 
 
 def _check(values):
@@ -490,26 +490,26 @@ def _called(function, *args, out=None, **kwargs):
     stream = get_current_stream()
 
     def call():
-        found = function(*map(_host, args), **{name: _host(value) for name, value in kwargs.items()})
+        actual = function(*map(_host, args), **{name: _host(value) for name, value in kwargs.items()})
         if out is not None:
-            if out.host.shape != np.shape(found) or out.host.dtype != found.dtype:
+            if out.host.shape != np.shape(actual) or out.host.dtype != actual.dtype:
                 raise ValueError("out has another shape or dtype")
-            out.host[...] = found
-        return found
+            out.host[...] = actual
+        return actual
 
     if stream.recorded is not None and out is not None:
         stream.recorded.append(call)
         return out
     stream.add(1e-6)
-    found = call()
+    actual = call()
     if out is not None:
         return out
-    if not isinstance(found, (np.ndarray, np.generic)):
-        return found
+    if not isinstance(actual, (np.ndarray, np.generic)):
+        return actual
     source = args[0] if args and isinstance(args[0], ndarray) else None
-    if source is not None and np.shares_memory(found, source.host):
-        return _view(source, found)
-    return _new(found)
+    if source is not None and np.shares_memory(actual, source.host):
+        return _view(source, actual)
+    return _new(actual)
 
 
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
@@ -641,10 +641,10 @@ sys.modules["cupy.cuda"], sys.modules["cupy.cuda.nccl"] = cuda, cuda.nccl
 
 
 def __getattr__(name):
-    found = getattr(np, name)
-    if isinstance(found, type) or not callable(found):
-        return found
-    return lambda *args, **kwargs: _called(found, *args, **kwargs)
+    actual = getattr(np, name)
+    if isinstance(actual, type) or not callable(actual):
+        return actual
+    return lambda *args, **kwargs: _called(actual, *args, **kwargs)
 
 
 def _exchange(mode):

@@ -231,7 +231,7 @@ def test_cupy_is_not_imported_without_a_driver(monkeypatch, with_cupy, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(cupy_device, "_OF_AMD", str(tmp_path / "kfd"))
     assert MirroredStrategy().replicas[0].device == "CPU:0"
-    assert [each.name for each in daskdist.list_devices()] == ["CPU:0"]
+    assert [value.name for value in daskdist.list_devices()] == ["CPU:0"]
     # If AMD's driver exists, there may be a GPU, so CuPy is imported.
     (tmp_path / "kfd").touch()
     with pytest.raises(SystemError, match="imported"):
@@ -275,16 +275,16 @@ def test_the_kernel_of_permutations_is_right_when_compiled_for_the_cpu(tmp_path)
     for length in (2**18 + 1, 2**20, 10**6 + 3, 2**33 + 12345, 2**62):
         order = Permutation(length, np.random.default_rng(length), 0)
         for start in (0, length // 3, length - 1000):
-            found = np.empty(1000, np.int64)
+            actual = np.empty(1000, np.int64)
             run(
                 ctypes.c_longlong(start),
                 ctypes.c_longlong(length),
                 ctypes.c_int(order.low_bits),
                 *map(ctypes.c_uint, [order.num_high, *order.keys.tolist()]),
-                ctypes.c_void_p(found.ctypes.data),
+                ctypes.c_void_p(actual.ctypes.data),
                 ctypes.c_longlong(1000),
             )
-            assert np.array_equal(found, order.between(start, start + 1000))
+            assert np.array_equal(actual, order.between(start, start + 1000))
 
 
 @pytest.mark.parametrize("how", ["MIN", "MAX"])
@@ -371,8 +371,8 @@ def counts(wanted, visible_devices):
 @pytest.mark.parametrize("case", DEALT)
 def test_visible_devices_are_assigned_to_replicas(case, share):
     visible_devices, wanted, expected = DEALT[case]
-    found = assign_devices(workers_of(visible_devices), visible_devices, counts(wanted, visible_devices), share)
-    assert found == list(map(tuple, expected))
+    actual = assign_devices(workers_of(visible_devices), visible_devices, counts(wanted, visible_devices), share)
+    assert actual == list(map(tuple, expected))
 
 
 def test_no_device_is_dealt_twice():
@@ -381,17 +381,18 @@ def test_no_device_is_dealt_twice():
         uuids = [f"GPU-{k}" for k in range(6)]
         visible_devices = [seeing(*rng.permutation(uuids)[: rng.integers(0, 5)]) for _ in range(rng.integers(1, 5))]
         wanted = [
-            None if rng.random() < 0.5 else int(rng.integers(0, max(2, len(each.names)))) for each in visible_devices
+            None if rng.random() < 0.5 else int(rng.integers(0, max(2, len(device.names))))
+            for device in visible_devices
         ]
         try:
-            found = assign_devices(workers_of(visible_devices), visible_devices, wanted)
+            actual = assign_devices(workers_of(visible_devices), visible_devices, wanted)
         except ArgumentError:
             # With sharing, there is an assignment.
-            found = assign_devices(workers_of(visible_devices), visible_devices, wanted, True)
-            assert len(set(_uuids(visible_devices, found))) < len(_uuids(visible_devices, found))
+            actual = assign_devices(workers_of(visible_devices), visible_devices, wanted, True)
+            assert len(set(_uuids(visible_devices, actual))) < len(_uuids(visible_devices, actual))
         else:
-            assert len(set(_uuids(visible_devices, found))) == len(_uuids(visible_devices, found))
-        for visible, own, count in zip(visible_devices, found, wanted, strict=True):
+            assert len(set(_uuids(visible_devices, actual))) == len(_uuids(visible_devices, actual))
+        for visible, own, count in zip(visible_devices, actual, wanted, strict=True):
             assert len(own) == count or (count is None and len(own) >= 1)
             assert len(set(own)) == len(own)
             assert set(own) <= set(visible.names or own)

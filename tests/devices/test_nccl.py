@@ -37,19 +37,19 @@ def test_arrays_of_gpus_come_together_on_the_first(how, dtype):
     given = [values(dtype, seed, (2**18, 4)) for seed in range(3)]
     if how in ("MIN", "MAX") and dtype[0] == "f":
         # NCCL's minimum and maximum would ignore NaN.
-        assert nccl.combined(how, [on_gpu(each, number) for number, each in enumerate(given)]) is None
+        assert nccl.combined(how, [on_gpu(value, number) for number, value in enumerate(given)]) is None
         return
-    arrays = [on_gpu(each, number) for each, number in zip(given, (2, 0, 1), strict=True)]
-    found = nccl.combined(how, arrays)
-    assert (found.device.id, found.shape, found.dtype) == (2, (2**18, 4), np.dtype(dtype))
-    assert np.array_equal(found, FUNCTIONS[how](FUNCTIONS[how](given[0], given[1]), given[2]))
+    arrays = [on_gpu(item, number) for item, number in zip(given, (2, 0, 1), strict=True)]
+    actual = nccl.combined(how, arrays)
+    assert (actual.device.id, actual.shape, actual.dtype) == (2, (2**18, 4), np.dtype(dtype))
+    assert np.array_equal(actual, FUNCTIONS[how](FUNCTIONS[how](given[0], given[1]), given[2]))
     assert [np.array_equal(one, other) for one, other in zip(arrays, given, strict=True)] == [True] * 3
 
 
 def test_arrays_with_gaps_are_made_contiguous():
     given = [values("f4", seed, (2**10, 2**11)) for seed in range(2)]
-    found = nccl.combined("SUM", [on_gpu(each[:, ::2], number) for number, each in enumerate(given)])
-    assert np.array_equal(found, given[0][:, ::2] + given[1][:, ::2])
+    actual = nccl.combined("SUM", [on_gpu(value[:, ::2], number) for number, value in enumerate(given)])
+    assert np.array_equal(actual, given[0][:, ::2] + given[1][:, ::2])
 
 
 def test_ranks_are_made_once_for_the_same_gpus():
@@ -80,7 +80,7 @@ def test_gpus_that_nccl_does_not_connect(monkeypatch, caplog):
     given = [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]
     assert nccl.combined("SUM", given) is None
     assert nccl.combined("SUM", given) is None
-    assert [each.getMessage() for each in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "NCCL does not connect GPUs (0, 1) (unhandled system error); arrays are copied from them one by one"
     ]
 
@@ -128,8 +128,8 @@ def test_a_connection_reduces_on_one_gpu_and_sends_the_result(monkeypatch):
     connection = nccl.LINKS.connect(2, nccl.LINKS.new_id(), 3, 1)
     array = on_gpu(values("f4", 0, (2**9, 2**11))[:, ::2], 2)
     with cuda.Device(2), Stream(2):
-        found = connection.all_reduce("SUM", array)
-    assert np.array_equal(found, array + 2)
+        actual = connection.all_reduce("SUM", array)
+    assert np.array_equal(actual, array + 2)
     connection.abort()
     assert connection._communicator.calls == ["reduce", "broadcast", "abort"]
 

@@ -137,11 +137,11 @@ def test_slow_input_and_slow_steps_are_distinguished():
     assert stats["most_ahead_bytes"] >= stats["ahead_bytes"] == 0
     assert next(iter(stats["busy_s"])) == "range-map"
     assert 0.08 <= stats["busy_s"]["range-map"] <= stats["waiting_s"]
-    told = daskdist.explain_slow(steps)
-    assert re.search(r"^5 steps in .* s, .* per second: \d+% of the time waiting for input", told)
-    assert "Work for input: range-map" in told
-    assert "the program's own thread" in told
-    assert re.search(r"map\(function=slow .*\) is called row by row: it calls sleep", told)
+    report = daskdist.explain_slow(steps)
+    assert re.search(r"^5 steps in .* s, .* per second: \d+% of the time waiting for input", report)
+    assert "Work for input: range-map" in report
+    assert "the program's own thread" in report
+    assert re.search(r"map\(function=slow .*\) is called row by row: it calls sleep", report)
     assert "waiting for input" in text_of(steps)
     assert "5 steps" in repr(steps)
 
@@ -155,9 +155,9 @@ def test_slow_input_and_slow_steps_are_distinguished():
 def test_a_function_of_batches_is_not_said_to_be_called_row_by_row():
     steps = iter(distributed(Dataset.range(40).batch(2).map(slow)))
     list(steps)
-    told = daskdist.explain_slow(steps)
-    assert "Work for input" in told
-    assert "row by row" not in told
+    report = daskdist.explain_slow(steps)
+    assert "Work for input" in report
+    assert "row by row" not in report
 
 
 def test_threads_that_read_ahead():
@@ -178,12 +178,12 @@ def test_on_a_cluster_the_times_of_tasks_and_replicas_are_described(on_cluster):
     assert stats["busy_s"]["range-map"] >= 0.4
     assert stats["busy_s"].keys() > {"gather", "transfer"}
     assert stats["replicas"]["waiting_s"] > 0
-    told = daskdist.explain_slow(steps)
-    assert "On a cluster, steps are handed out before their data has arrived" in told
-    assert re.search(r"Replicas have waited [\d.]+ s for the input of steps", told)
-    assert "Work for input: range-map" in told
-    assert re.search(r"The \d threads? of the workers are", told)
-    assert re.search(r"map\(function=slower .*\) is called row by row: it calls sleep", told)
+    report = daskdist.explain_slow(steps)
+    assert "On a cluster, steps are handed out before their data has arrived" in report
+    assert re.search(r"Replicas have waited [\d.]+ s for the input of steps", report)
+    assert "Work for input: range-map" in report
+    assert re.search(r"The \d threads? of the workers are", report)
+    assert re.search(r"map\(function=slower .*\) is called row by row: it calls sleep", report)
     assert "5 steps" in text_of(steps)
     # Each pass has its own times.
     other = iter(on_cluster.distribute_dataset(Dataset.range(40).batch(8)))
@@ -198,10 +198,10 @@ def test_passes_that_are_not_distributed():
     assert stats["num_elements"] == 5
     assert 0.08 <= stats["busy_s"]["range-map"] <= stats["waiting_s"]
     assert stats["steps_per_s"] == pytest.approx(5 / (stats["waiting_s"] + stats["step_s"]))
-    told = daskdist.explain_slow(batches)
-    assert re.search(r"^5 steps in .* s, .* per second: \d+% of the time waiting for input", told)
-    assert "the program's own thread" in told
-    assert re.search(r"map\(function=slow .*\) is called row by row: it calls sleep", told)
+    report = daskdist.explain_slow(batches)
+    assert re.search(r"^5 steps in .* s, .* per second: \d+% of the time waiting for input", report)
+    assert "the program's own thread" in report
+    assert re.search(r"map\(function=slow .*\) is called row by row: it calls sleep", report)
     assert "waiting for input" in text_of(batches)
     assert re.search(r"^<ElementIterator: 5 elements, .* a second, waiting \d+ % of the time>$", repr(batches))
 
@@ -223,18 +223,18 @@ def test_copies_to_devices_are_described(monkeypatch, strict):
     steps = iter(strategy.distribute_dataset(Dataset.range(40).batch(8)))
     for step in steps:
         strict_device.StrictDevice(0).get(step)
-    told = daskdist.explain_slow(steps)
-    assert re.search(r"Copies to devices take \d+% of the time, at [\d.]+ GB/s", told)
-    assert "with InputOptions(pin_arrays=True)" in told
-    assert "the program's own thread" not in told
+    report = daskdist.explain_slow(steps)
+    assert re.search(r"Copies to devices take \d+% of the time, at [\d.]+ GB/s", report)
+    assert "with InputOptions(pin_arrays=True)" in report
+    assert "the program's own thread" not in report
 
     monkeypatch.setattr(strict_device.StrictStream, "delay_s", 0.0)
     steps = iter(strategy.distribute_dataset(Dataset.range(40).map(slow).batch(8)))
     for step in steps:
         strict_device.StrictDevice(0).get(step)
-    told = daskdist.explain_slow(steps)
-    assert "Input is computed by the thread that copies to devices" in told
-    assert "pin_arrays" not in told
+    report = daskdist.explain_slow(steps)
+    assert "Input is computed by the thread that copies to devices" in report
+    assert "pin_arrays" not in report
 
 
 def test_values_that_are_not_iterators():

@@ -32,13 +32,13 @@ def rows(first=0, stop=NUM_ROWS):
 
 def numbers_of(dataset, num_replicas):
     """Return the rows' numbers of the batches of each replica, after a look at the other column."""
-    found = [[] for _ in range(num_replicas)]
+    actual = [[] for _ in range(num_replicas)]
     for step in mirrored(num_replicas).distribute_dataset(dataset):
         wide, number = (leaf.values if num_replicas > 1 else [leaf] for leaf in (step["wide"], step["number"]))
         for replica in range(num_replicas):
             assert np.array_equal(wide[replica], WIDE[number[replica]])
-            found[replica].append(number[replica].tolist())
-    return found
+            actual[replica].append(number[replica].tolist())
+    return actual
 
 
 def expected_of(numbers, batch_rows, num_replicas):
@@ -101,8 +101,8 @@ def test_index_arrays_of_32_bits_count_more_bytes():
     half = len(zeros) // 2
     rows = RowIntervals(np.array([0, 1]), np.array([0, 0]), np.array([0, half, 2 * half]))
     sent = pickle.loads(pickle.dumps(Picks(rows, None, None, None)))
-    found = gather([Block(LONE, [zeros[:half]]), Block(LONE, [zeros[half:]])], sent)
-    (leaf,) = found.leaves
+    actual = gather([Block(LONE, [zeros[:half]]), Block(LONE, [zeros[half:]])], sent)
+    (leaf,) = actual.leaves
     assert leaf.shape == zeros.shape
     assert leaf.ctypes.data == zeros.ctypes.data
 
@@ -114,6 +114,6 @@ def test_few_rows_are_copied_as_a_view_would_keep_their_blocks(num_left, is_view
     first = half - num_left // 2
     rest = np.array([0, half - first, num_left])
     rows = RowIntervals(np.array([0, 1]), np.array([first, 0]), rest)
-    found = gather(blocks, Picks(rows, None, None, None)).leaves[0]
-    assert np.array_equal(found, WIDE[first : first + num_left])
-    assert np.shares_memory(found, WIDE) == is_view
+    actual = gather(blocks, Picks(rows, None, None, None)).leaves[0]
+    assert np.array_equal(actual, WIDE[first : first + num_left])
+    assert np.shares_memory(actual, WIDE) == is_view

@@ -163,8 +163,8 @@ def test_many_iterators_all_complete():
     ds = Dataset(Blocks(12, live)).batch(100)
     with dask.config.set({"daskdist.window-bytes": 1}):
         rounds = list(zip(*[iter(ds) for _ in range(NUM_ITERATORS)], strict=True))
-    assert sum(len(each[0]) for each in rounds) == 12 * BLOCK_ROWS
-    assert all((batch == each[0]).all() for each in rounds for batch in each)
+    assert sum(len(value[0]) for value in rounds) == 12 * BLOCK_ROWS
+    assert all((batch == item[0]).all() for item in rounds for batch in item)
 
 
 def test_a_pipelines_own_budget_bounds_it_besides():
@@ -249,13 +249,13 @@ def test_distributed_iterators_share_the_window():
 
 @pytest.mark.parametrize("is_distributed", [False, True])
 def test_a_slow_consumer_of_an_endless_dataset_holds_memory_flat(is_distributed):
-    live, found, release, has_one = Live(), [], threading.Semaphore(0), threading.Semaphore(0)
+    live, actual, release, has_one = Live(), [], threading.Semaphore(0), threading.Semaphore(0)
     ds = Dataset(Blocks(3, live)).repeat().batch(BLOCK_ROWS)
     ds = mirrored(1).distribute_dataset(ds) if is_distributed else ds
 
     def consume():
         for batch, _ in zip(ds, range(40), strict=False):
-            found.append(int(batch[0, 0]))
+            actual.append(int(batch[0, 0]))
             has_one.release()
             release.acquire()
 
@@ -266,7 +266,7 @@ def test_a_slow_consumer_of_an_endless_dataset_holds_memory_flat(is_distributed)
         assert live.num_blocks <= WINDOW // MIB + 1
         release.release()
     consumer.join()
-    assert found == [number % 3 for number in range(40)]
+    assert actual == [number % 3 for number in range(40)]
 
 
 # --- on a cluster ---

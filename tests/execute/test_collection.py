@@ -70,7 +70,7 @@ def test_one_element_computes_what_it_needs(files):
 
 
 def test_compute_gives_a_list():
-    assert [each.tolist() for each in Dataset.range(5).batch(2).compute()] == [[0, 1], [2, 3], [4]]
+    assert [value.tolist() for value in Dataset.range(5).batch(2).compute()] == [[0, 1], [2, 3], [4]]
     assert dask.compute(Dataset.range(0), Dataset.range(3).take(0)) == ([], [])
     assert dask.compute(Dataset.range(5).filter(lambda x: x > 9)) == ([],)
 
@@ -78,7 +78,7 @@ def test_compute_gives_a_list():
 def test_several_datasets_are_computed_together():
     ds = Dataset.range(6)
     evens, squares = dask.compute(ds.filter(lambda x: x % 2 == 0), {"squares": ds.map(lambda x: x * x).batch(6)})
-    assert [int(each) for each in evens] == [0, 2, 4]
+    assert [int(even) for even in evens] == [0, 2, 4]
     assert squares["squares"][0].tolist() == [0, 1, 4, 9, 16, 25]
 
 
@@ -98,8 +98,8 @@ def test_with_other_collections():
 
 
 def test_a_dataset_is_an_argument_of_delayed():
-    found = dask.delayed(lambda batches: sum(map(np.sum, batches)))(Dataset.range(6).batch(4)).compute()
-    assert found == 15
+    actual = dask.delayed(lambda batches: sum(map(np.sum, batches)))(Dataset.range(6).batch(4)).compute()
+    assert actual == 15
 
 
 def test_each_element_has_its_key_in_a_picture():
@@ -206,16 +206,16 @@ def test_to_dask_array_gives_an_array_for_each_leaf():
     assert arrays["a"].chunks == ((4, 4, 2),)
     assert arrays["b"].chunks == ((4, 4, 2), (2,))
     assert arrays["b"].dtype == np.float64
-    found = dask.compute(arrays)[0]
-    assert found["a"].tolist() == list(range(10))
-    assert found["b"].tolist() == np.arange(20.0).reshape(10, 2).tolist()
+    actual = dask.compute(arrays)[0]
+    assert actual["a"].tolist() == list(range(10))
+    assert actual["b"].tolist() == np.arange(20.0).reshape(10, 2).tolist()
 
 
 def test_array_of_a_lone_leaf_and_of_tuples():
     assert Dataset.range(5).batch(2).to_dask_array().sum().compute() == 10
     pair = Dataset.from_tensor_slices((np.arange(4), np.ones((4, 3)))).batch(3, drop_remainder=True).to_dask_array()
     assert type(pair) is tuple
-    assert [each.shape for each in pair] == [(3,), (3, 3)]
+    assert [value.shape for value in pair] == [(3,), (3, 3)]
     assert pair[1].compute().sum() == 9
 
 
@@ -272,8 +272,8 @@ def test_endless_datasets_have_no_graph(use, build):
 
 
 def test_a_part_of_an_endless_dataset_has_a_graph():
-    (found,) = dask.compute(Dataset.range(3).repeat().batch(2).take(3))
-    assert [each.tolist() for each in found] == [[0, 1], [2, 0], [1, 2]]
+    (actual,) = dask.compute(Dataset.range(3).repeat().batch(2).take(3))
+    assert [result.tolist() for result in actual] == [[0, 1], [2, 0], [1, 2]]
     with pytest.raises(TypeError, match="endless"):
         len(Dataset.range(3).repeat())
 
@@ -349,9 +349,9 @@ def test_from_a_dask_array_merges_its_graph():
     graph = ds.__dask_graph__()
     assert set(dict(array.__dask_graph__())) <= set(graph)
     assert seen == []
-    assert [each.tolist() for each in dask.compute(ds, scheduler="sync")[0]] == [[10, 20, 30, 40], [50, 60]]
+    assert [value.tolist() for value in dask.compute(ds, scheduler="sync")[0]] == [[10, 20, 30, 40], [50, 60]]
     assert seen == [2, 2, 2]
-    assert [each.tolist() for each in ds] == [[10, 20, 30, 40], [50, 60]]
+    assert [element.tolist() for element in ds] == [[10, 20, 30, 40], [50, 60]]
 
 
 def test_from_a_dask_array_of_chunks_along_other_axes():
@@ -364,8 +364,8 @@ def test_from_a_dask_array_of_unknown_lengths():
     array = da.arange(10, chunks=4)
     ds = Dataset.from_dask(array[array % 2 == 0])
     assert ds.cardinality() == -2
-    assert [int(each) for each in ds] == [0, 2, 4, 6, 8]
-    assert [each.tolist() for each in dask.compute(ds.batch(3))[0]] == [[0, 2, 4], [6, 8]]
+    assert [int(element) for element in ds] == [0, 2, 4, 6, 8]
+    assert [value.tolist() for value in dask.compute(ds.batch(3))[0]] == [[0, 2, 4], [6, 8]]
     assert ds.element_spec.shape == ()
 
 
@@ -373,7 +373,7 @@ def test_from_a_dask_dataframe():
     ds = Dataset.from_dask(frame()).batch(4)
     assert ds.element_spec["b"].dtype == np.float64
     batches = list(ds)
-    assert [each["a"].tolist() for each in batches] == [[0, 1, 2, 3], [4, 5]]
+    assert [value["a"].tolist() for value in batches] == [[0, 1, 2, 3], [4, 5]]
     same_elements(dask.compute(ds)[0], batches, "as one graph")
     pair = Dataset.from_dask(frame(), columns=(["a", "b"], "a"))
     assert pair.element_spec[0].shape == (2,)
@@ -396,9 +396,9 @@ def test_from_a_dask_dataframe_of_other_types():
     )
     ds = Dataset.from_dask(frame)
     elements = list(ds)
-    assert [str(each["s"]) for each in elements] == ["x", "y", "z"]
-    assert [str(each["c"]) for each in elements] == ["u", "v", "u"]
-    assert [int(each["n"]) for each in elements] == [1, 2, 3]
+    assert [str(part["s"]) for part in elements] == ["x", "y", "z"]
+    assert [str(item["c"]) for item in elements] == ["u", "v", "u"]
+    assert [int(value["n"]) for value in elements] == [1, 2, 3]
     spec = ds.element_spec
     for element in elements:
         for name, leaf in element.items():
@@ -410,8 +410,8 @@ def test_from_a_computed_frame_plans_once():
     result = frame()
     result = result[result.a > 1].assign(c=lambda f: f.a * 2)
     ds = Dataset.from_dask(result)
-    assert [int(each["c"]) for each in ds] == [4, 6, 8, 10]
-    assert [int(each["c"]) for each in dask.compute(ds)[0]] == [4, 6, 8, 10]
+    assert [int(element["c"]) for element in ds] == [4, 6, 8, 10]
+    assert [int(value["c"]) for value in dask.compute(ds)[0]] == [4, 6, 8, 10]
 
 
 def test_from_dask_refuses_other_objects():
@@ -430,8 +430,8 @@ def test_from_dask_refuses_other_objects():
 def test_bag_of_elements():
     bag = dask.bag.from_sequence(range(7), npartitions=3).map(lambda n: {"n": n, "row": np.full(n, n)})
     ds = Dataset.from_dask(bag)
-    assert [int(each["n"]) for each in ds] == list(range(7))
-    assert [len(each["row"]) for each in dask.compute(ds)[0]] == list(range(7))
+    assert [int(element["n"]) for element in ds] == list(range(7))
+    assert [len(value["row"]) for value in dask.compute(ds)[0]] == list(range(7))
     batches = list(ds.padded_batch(4))
     assert batches[1]["row"].tolist() == [[4, 4, 4, 4, 0, 0], [5, 5, 5, 5, 5, 0], [6, 6, 6, 6, 6, 6]]
 
@@ -445,7 +445,7 @@ def test_bag_of_items_of_different_structures():
 def test_list_of_delayed_values():
     parts = [dask.delayed(lambda n=n: {"x": np.arange(n), "y": np.ones((n, 2))})() for n in (3, 0, 2)]
     ds = Dataset.from_dask(parts)
-    assert [int(each["x"]) for each in ds] == [0, 1, 2, 0, 1]
+    assert [int(element["x"]) for element in ds] == [0, 1, 2, 0, 1]
     assert [batch["y"].shape for batch in ds.batch(4)] == [(4, 2), (1, 2)]
     assert len(dask.compute(ds.batch(2))[0]) == 3
     assert len(list(Dataset.from_dask(parts[0]))) == 3

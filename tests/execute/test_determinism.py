@@ -76,7 +76,7 @@ def sequence(strategy, ds, policy="data"):
     steps = list(strategy.distribute_dataset(afresh(ds).with_options(Options(auto_shard_policy=policy))))
     assert len(steps) > 5
     by_replica = strategy.local_results(steps)
-    return [[list(map(bits, optree.tree_leaves(step))) for step in each] for each in by_replica]
+    return [[list(map(bits, optree.tree_leaves(step))) for step in value] for value in by_replica]
 
 
 def bits(leaf):
@@ -131,9 +131,9 @@ def test_completion_order_does_not_matter_in_this_process(paths, first):
         return ids(paths).map(function, vectorized=True).shuffle(30, seed=1).batch(16)
 
     with on(4):
-        found = sequence(mirrored(2), ds_of(late))
+        actual = sequence(mirrored(2), ds_of(late))
     assert is_done.is_set()
-    assert found == sequence(mirrored(2), ds_of(lambda x: x))
+    assert actual == sequence(mirrored(2), ds_of(lambda x: x))
 
 
 # --- on a cluster ---
@@ -199,9 +199,9 @@ def test_the_order_in_which_splits_finish_is_of_no_matter(on_cluster, paths, bui
         ds = ds.filter(keep_some) if build == "filter" else ds
         return ds.shuffle(40, seed=1).batch(16)
 
-    found = sequence(on_cluster, ds_of(late))
+    actual = sequence(on_cluster, ds_of(late))
     assert Event(name, client=on_cluster.client).is_set()
-    assert found == sequence(mirrored(2), ds_of(lambda x: x))
+    assert actual == sequence(mirrored(2), ds_of(lambda x: x))
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ PIPELINES = {
 @pytest.mark.parametrize("name", PIPELINES)
 def test_batches_are_those_of_the_host(name: str, num_replicas: int, host_copies: list[int]) -> None:
     strategy = MirroredStrategy([f"STRICT:{number}" for number in range(num_replicas)])
-    there, here = (PIPELINES[name](Dataset.from_dask(each)) for each in (_there(), da.from_array(X, chunks=(50, 3))))
+    there, here = (PIPELINES[name](Dataset.from_dask(item)) for item in (_there(), da.from_array(X, chunks=(50, 3))))
     steps, expected = (
         [strategy.local_results(step) for step in strategy.distribute_dataset(dataset.with_options(ON))]
         for dataset in (there, here)
@@ -138,11 +138,11 @@ def test_host_code_gets_numpy_arrays() -> None:
     block = Block(LONE, [DeviceColumn(_put(X), X.dtype, StrictDevice(0).current_stream().record())])
     assert block.nbytes == X.nbytes
     there_and_back = pickle.loads(pickle.dumps(block))
-    for found in (gather([block], Picks(np.array([5, 0, 5]), None, None, None)), block.take(np.array([5, 0, 5]))):
-        np.testing.assert_array_equal(found.leaves[0], X[[5, 0, 5]])
-    for found in (block, there_and_back):
-        np.testing.assert_array_equal(found.slice(2, 5).leaves[0], X[2:5])
-        np.testing.assert_array_equal(found.item(399)[0], X[399])
+    for actual in (gather([block], Picks(np.array([5, 0, 5]), None, None, None)), block.take(np.array([5, 0, 5]))):
+        np.testing.assert_array_equal(actual.leaves[0], X[[5, 0, 5]])
+    for actual in (block, there_and_back):
+        np.testing.assert_array_equal(actual.slice(2, 5).leaves[0], X[2:5])
+        np.testing.assert_array_equal(actual.item(399)[0], X[399])
     assert type(there_and_back.leaves[0]) is np.ndarray
     joined = gather([block, there_and_back], Picks(np.arange(40) % 7, np.arange(40) % 2, None, None))
     np.testing.assert_array_equal(joined.leaves[0], X[np.arange(40) % 7])
@@ -208,17 +208,17 @@ def test_columns_of_dataframes_stay_on_the_device() -> None:
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
     # Without a replacement, nulls are an error as on the host.
     del columns["x"], columns["n"], columns["name"]
-    with pytest.raises(Exception, match="some") as found:
+    with pytest.raises(Exception, match="some") as actual:
         FrameReader.of(frame[["some"]], None, None).block(SimpleFrame(columns), "", from_dask._device_column)
-    assert "null" in str(found.value)
+    assert "null" in str(actual.value)
 
 
 def _sums(rows: Any) -> str:
-    found = []
+    actual = []
     for batch in rows:
         assert is_on_device(batch)
-        found.append(on_host(batch).tolist())
-    return str(found)
+        actual.append(on_host(batch).tolist())
+    return str(actual)
 
 
 @pytest.mark.cluster
@@ -226,12 +226,12 @@ def test_loops_on_workers_read_persisted_partitions_there(client: Client) -> Non
     client.run(strict_device.register)
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     there = _there().persist()
-    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
-    found = []
+    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
+    actual = []
     for array in (there, da.from_array(X, chunks=(50, 3))):
         dataset = Dataset.from_dask(array).shuffle(100, seed=4).batch(16).with_options(ON)
-        found.append(list(strategy.run(_sums, args=(strategy.distribute_dataset(dataset),)).values))
-    assert list(map(str, found[0])) == list(map(str, found[1]))
+        actual.append(list(strategy.run(_sums, args=(strategy.distribute_dataset(dataset),)).values))
+    assert list(map(str, actual[0])) == list(map(str, actual[1]))
     strategy.close()
 
 
@@ -247,14 +247,14 @@ def _refuse_host(is_refused: bool, dask_worker: Any) -> set[str]:
     else:
         DeviceColumn.host = DeviceColumn.kept_host  # type: ignore[attr-defined]
         del DeviceColumn.kept_host  # type: ignore[attr-defined]
-    return {str(key) for each in dask_worker.transfer_incoming_log for key in each["keys"]}
+    return {str(key) for value in dask_worker.transfer_incoming_log for key in value["keys"]}
 
 
 @pytest.mark.cluster
 def test_each_worker_reads_its_own_partitions(client: Client) -> None:
     client.run(strict_device.register)
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
-    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
+    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
     num_workers = len(strategy.workers)
     futures = [
         client.submit(_chunk, number, workers=[strategy.workers[number % num_workers]], pure=False)
@@ -271,10 +271,10 @@ def test_each_worker_reads_its_own_partitions(client: Client) -> None:
     client.run(_refuse_host, True)
     try:
         distributed = strategy.distribute_datasets_from_function(own_partitions)
-        found = [ast.literal_eval(str(rows)) for rows in strategy.run(_sums, args=(distributed,)).values]
+        actual = [ast.literal_eval(str(rows)) for rows in strategy.run(_sums, args=(distributed,)).values]
     finally:
         moved = client.run(_refuse_host, False)
-    for number, batches in enumerate(found):
+    for number, batches in enumerate(actual):
         own = np.concatenate([X[k * 50 : k * 50 + 50] for k in range(number, 8, num_workers)])
         np.testing.assert_array_equal(np.sort(np.concatenate(batches), axis=0), np.sort(own, axis=0))
     assert not {future.key for future in futures} & set().union(*moved.values())

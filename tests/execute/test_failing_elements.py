@@ -53,18 +53,18 @@ def raises_at_5():
 
 def taken(it, limit=100):
     """Return the elements of an iterator, with its errors in their places."""
-    found = []
+    actual = []
     for _ in range(limit):
         try:
             value = next(it)
         except StopIteration:
-            return found
+            return actual
         except (UserFunctionError, StackError, daskdist.errors.FileError):
-            found.append(ERROR)
+            actual.append(ERROR)
             continue
         parts = value.values if isinstance(value, daskdist.PerReplica) else [value]
         parts = [np.asarray(part).tolist() for part in parts]
-        found.append([row for part in parts for row in part] if isinstance(parts[0], list) else parts[0])
+        actual.append([row for part in parts for row in part] if isinstance(parts[0], list) else parts[0])
     raise AssertionError("it does not end")
 
 
@@ -130,9 +130,9 @@ def test_an_error_in_one_row_of_a_block_fails_no_other_row():
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
 def test_a_shuffle_keeps_all_others(where):
-    found = taken(iter(PLACES[where](numbers(50).map(fails_at(7)).shuffle(10, seed=3))))
-    assert found.count(ERROR) == 1
-    assert sorted(x for x in found if x != ERROR) == [x for x in range(50) if x != 7]
+    actual = taken(iter(PLACES[where](numbers(50).map(fails_at(7)).shuffle(10, seed=3))))
+    assert actual.count(ERROR) == 1
+    assert sorted(x for x in actual if x != ERROR) == [x for x in range(50) if x != 7]
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
@@ -142,11 +142,11 @@ def test_a_position_after_an_error_skips_the_failed_element(name, where):
     ds = PLACES[where](ds)
     for number in range(len(expected) + 1):
         it = iter(ds)
-        found = [taken_one(it) for _ in range(number)]
+        actual = [taken_one(it) for _ in range(number)]
         state = it.state_dict()
         again = iter(ds)
         again.load_state_dict(state)
-        assert found + taken(again) == expected
+        assert actual + taken(again) == expected
 
 
 def taken_one(it):
@@ -170,21 +170,21 @@ def test_an_unreadable_file_is_reported_once(tmp_path, where):
     ds = daskdist.read_npy(str(tmp_path / "*.npy"))
     assert len(ds) == 18
     (tmp_path / "1.npy").unlink()
-    found = taken(iter(PLACES[where](ds.batch(2))))
-    assert found.count(ERROR) == 1
-    assert [x for x in found if x != ERROR] == [[0, 1], [2, 3], [4, 5], [20, 21], [22, 23], [24, 25]]
+    actual = taken(iter(PLACES[where](ds.batch(2))))
+    assert actual.count(ERROR) == 1
+    assert [x for x in actual if x != ERROR] == [[0, 1], [2, 3], [4, 5], [20, 21], [22, 23], [24, 25]]
 
 
 def test_replicas_loops_continue():
     strategy = mirrored(1)
-    found = []
+    actual = []
 
     def loop(ds):
         it = iter(ds)
-        found.extend(taken(it))
+        actual.extend(taken(it))
 
     strategy.run(loop, args=(strategy.distribute_dataset(CASES["map"][0]),))
-    assert found == CASES["map"][1]
+    assert actual == CASES["map"][1]
 
 
 @pytest.mark.cluster
@@ -192,16 +192,16 @@ def test_replicas_loops_continue():
 def test_iteration_on_a_cluster_continues_after_a_failed_element(on_cluster, case):
     ds, expected = CASES[case]
     it = iter(on_cluster.distribute_dataset(ds))
-    found = []
+    actual = []
     for _ in range(30):
         try:
             parts = on_cluster.local_results(next(it))
-            found.append([int(x) for part in parts for x in np.asarray(part)])
+            actual.append([int(x) for part in parts for x in np.asarray(part)])
         except StopIteration:
             break
         except UserFunctionError:
-            found.append(ERROR)
-    assert found == expected
+            actual.append(ERROR)
+    assert actual == expected
 
 
 def test_a_dataset_whose_fourth_element_fails_has_a_spec_and_is_distributed():
@@ -245,4 +245,4 @@ def test_a_batch_that_does_not_stack_fails_no_other_batch(rest):
         next(elements)
     again.load_state_dict(elements.state_dict())
     assert taken(again) == expected[2:]
-    assert [batch.tolist() for batch in ds.ignore_errors()] == [each for each in expected if each != ERROR]
+    assert [batch.tolist() for batch in ds.ignore_errors()] == [value for value in expected if value != ERROR]

@@ -59,7 +59,9 @@ def told(element):
 
 
 def steps_of(strategy, distributed, most=None):
-    return [[told(each) for each in strategy.local_results(step)] for step in itertools.islice(iter(distributed), most)]
+    return [
+        [told(value) for value in strategy.local_results(step)] for step in itertools.islice(iter(distributed), most)
+    ]
 
 
 # --- the same as on the host ---
@@ -117,7 +119,7 @@ def test_values_and_order_are_those_of_the_host(late, name, num_replicas):
 def test_dtypes_that_a_device_lacks_stay_on_the_host(late):
     strategy = device_gather_of(2)
     (step,) = strategy.distribute_dataset(Dataset.range(4).batch(4).map(many_dtypes))
-    where = {name: [StrictDevice.holds(value) for value in each.values] for name, each in step.items()}
+    where = {name: [StrictDevice.holds(value) for value in item.values] for name, item in step.items()}
     assert where == {name: [name not in ("half", "text")] * 2 for name in where}
     ragged = PIPELINES["ragged"]()
     for step in device_gather_of().distribute_dataset(ragged):
@@ -149,15 +151,15 @@ def test_elements_without_an_axis(late):
         return Dataset.range(6).map(lambda x: {"number": x, "half": x / 2})
 
     steps = list(strategy.distribute_datasets_from_function(numbers))
-    found = [strategy.local_results(step["number"]) for step in steps]
-    assert all(StrictDevice.holds(each) and each.shape == () for pair in found for each in pair)
-    assert [[int(each) for each in pair] for pair in found] == [[0, 1], [2, 3], [4, 5]]
+    actual = [strategy.local_results(step["number"]) for step in steps]
+    assert all(StrictDevice.holds(item) and item.shape == () for pair in actual for item in pair)
+    assert [[int(value) for value in pair] for pair in actual] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_devices_and_the_host_side_by_side(late):
     strategy = MirroredStrategy(["CPU:0", "STRICT:1"])
     steps = list(strategy.distribute_dataset(Dataset.range(11).batch(4)))
-    kinds = [[type(each) for each in step.values] for step in steps]
+    kinds = [[type(value) for value in step.values] for step in steps]
     assert kinds == [[np.ndarray, type(StrictDevice(1).empty((), np.int64))]] * 3
     # A replica without rows gets an empty array on its device.
     assert told(steps[-1].values) == [["int64", [2], [8, 9]], ["int64", [1], [10]]]
@@ -168,9 +170,9 @@ def test_values_stay_on_the_host_if_requested():
     strategy = device_gather_of(2)
     distributed = strategy.distribute_dataset(Dataset.range(8).batch(4), InputOptions(fetch_to_device=False))
     iterator = iter(distributed)
-    assert all(type(each) is np.ndarray for step in iterator for each in step.values)
+    assert all(type(value) is np.ndarray for step in iterator for value in step.values)
     assert "device" not in iterator.stats()
-    assert strategy.run(lambda it: {type(each) for each in it} == {np.ndarray}, args=(distributed,)).values == (
+    assert strategy.run(lambda it: {type(element) for element in it} == {np.ndarray}, args=(distributed,)).values == (
         True,
         True,
     )
@@ -206,9 +208,9 @@ def up_to_the_error(strategy, dataset):
 
 def test_an_error_is_raised_after_the_steps_before_it(late):
     dataset = Dataset.range(200).batch(4).map(fails_at_hundred)
-    found = up_to_the_error(device_gather_of(2), dataset)
-    assert found == up_to_the_error(mirrored(2), dataset)
-    assert len(found[0]) > 5
+    actual = up_to_the_error(device_gather_of(2), dataset)
+    assert actual == up_to_the_error(mirrored(2), dataset)
+    assert len(actual[0]) > 5
     join(feed_threads())
 
 
@@ -252,8 +254,8 @@ def test_pinned_leaves_are_copied_from_where_they_lie(monkeypatch):
     monkeypatch.setattr(layout.PackedSpan, "pack", lambda self, memory: copied.append(self))
     StrictStream.delay_s = 0.002
     expected = whole.copy()
-    found = list(DevicePrefetch(iter([[[row]] for row in whole]), [strict]))
-    for row, ((leaf,),) in zip(expected, found, strict=True):
+    actual = list(DevicePrefetch(iter([[[row]] for row in whole]), [strict]))
+    for row, ((leaf,),) in zip(expected, actual, strict=True):
         np.testing.assert_array_equal(on_host(leaf), row)
     assert not copied
 
@@ -317,24 +319,24 @@ def test_large_arrays_of_any_layout_are_packed(late):
     wide = np.random.default_rng(0).random((2**10, 2**11))
     # Arrays that are contiguous, that have gaps between elements, and that have one row.
     leaves = [wide, wide[:, ::2], wide.T, wide.reshape(1, -1)[:, ::2]]
-    ((found,),) = DevicePrefetch(iter([[leaves]]), [device("STRICT:0")])
-    for leaf, each in zip(leaves, found, strict=True):
-        np.testing.assert_array_equal(on_host(each), leaf)
+    ((actual,),) = DevicePrefetch(iter([[leaves]]), [device("STRICT:0")])
+    for leaf, result in zip(leaves, actual, strict=True):
+        np.testing.assert_array_equal(on_host(result), leaf)
 
 
 def values_by(source_steps, **options):
     ahead = DevicePrefetch(iter(source_steps), [device("STRICT:0")], unit_bytes=64 * KIB, **options)
-    found = []
+    actual = []
     for ((leaf,),) in ahead:
-        found.append(on_host(leaf))
-    return found
+        actual.append(on_host(leaf))
+    return actual
 
 
 def test_memory_of_the_host_is_written_to_again_only_when_it_is_copied():
     StrictStream.delay_s = 0.01
     steps = arrays((2**13,), num_steps=10)
-    for found, ((leaf,),) in zip(values_by(steps), steps, strict=True):
-        np.testing.assert_array_equal(found, leaf)
+    for actual, ((leaf,),) in zip(values_by(steps), steps, strict=True):
+        np.testing.assert_array_equal(actual, leaf)
 
 
 def test_early_reuse_of_host_memory_would_be_noticed(monkeypatch):
@@ -343,8 +345,8 @@ def test_early_reuse_of_host_memory_would_be_noticed(monkeypatch):
     monkeypatch.setattr(layout.PinnedSlot, "wait", lambda self: None)
     monkeypatch.setattr(copier.channel_of("STRICT:0"), "slots", layout.PinnedRing(device("STRICT:0"), 2))
     steps = arrays((2**13,), num_steps=10)
-    found = values_by(steps)
-    assert not all(np.array_equal(each, leaf) for each, ((leaf,),) in zip(found, steps, strict=True))
+    actual = values_by(steps)
+    assert not all(np.array_equal(result, leaf) for result, ((leaf,),) in zip(actual, steps, strict=True))
 
 
 @pytest.mark.parametrize("leaf_bytes", [100, 3 * MIB, 7 * MIB])
@@ -359,8 +361,8 @@ def test_large_units_are_packed_and_copied_in_spans(leaf_bytes, kind):
     assert all(span.num_bytes <= layout.SPAN_BYTES for span in spans)
     assert [span.offset for span in spans] == sorted({span.offset for span in spans})
     assert len(spans) >= leaf_bytes * (0.6 if kind == "strided" else 1) // layout.SPAN_BYTES
-    (found,) = DevicePrefetch(iter([[step]]), [device("STRICT:0")], unit_bytes=64 * MIB)
-    for there, expected in zip(found[0], step, strict=True):
+    (actual,) = DevicePrefetch(iter([[step]]), [device("STRICT:0")], unit_bytes=64 * MIB)
+    for there, expected in zip(actual[0], step, strict=True):
         np.testing.assert_array_equal(on_host(there), expected)
 
 
@@ -401,9 +403,9 @@ def allocated():
 
 def test_memory_released_during_a_capture_is_kept_until_its_end(allocated, waits_by_itself):
     channel, stream, memory = allocated
-    found, may_read = [], threading.Event()
+    actual, may_read = [], threading.Event()
     with device("STRICT:0").using(stream):
-        reads_late(memory[0], found, begin=may_read)
+        reads_late(memory[0], actual, begin=may_read)
     stream.is_captured = True
     # Recording an event now would raise an error.
     memory.clear()
@@ -417,7 +419,7 @@ def test_memory_released_during_a_capture_is_kept_until_its_end(allocated, waits
     assert not is_over.is_over
     may_read.set()
     is_over.synchronize()
-    assert len(found) == 1
+    assert len(actual) == 1
     del again, other
 
 
@@ -464,48 +466,48 @@ def test_a_destroyed_stream_is_passed_over(allocated, caplog):
 
 def read_late(num_steps=8, late_s=0.02):
     """Read each step by a kernel that starts only after the next steps have been copied, or could have been."""
-    found = []
+    actual = []
     late = threading.Event()
     for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=num_steps)), [device("STRICT:0")], unit_bytes=KIB):
         # The event is never set: the kernel begins after `late_s`.
         device("STRICT:0").current_stream().give(lambda: late.wait(late_s))
-        reads_late(leaf, found)
+        reads_late(leaf, actual)
         del leaf
     device("STRICT:0").current_stream().synchronize()
-    return [np.frombuffer(each) for each in found]
+    return [np.frombuffer(result) for result in actual]
 
 
 def test_memory_is_reused_only_after_its_last_reader():
-    for step, found in enumerate(read_late()):
-        np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
+    for step, actual in enumerate(read_late()):
+        np.testing.assert_array_equal(actual, np.arange(2**12) + 1000.0 * step)
 
 
 def test_early_reuse_of_device_memory_would_be_noticed(monkeypatch):
     monkeypatch.setattr(Channel, "_reuse", lambda *args: None)
-    assert any(found[0] != 1000 * step for step, found in enumerate(read_late()))
+    assert any(actual[0] != 1000 * step for step, actual in enumerate(read_late()))
 
 
 def read_unknown(strict, is_minded, num_steps=8, late_s=0.02):
     """Read each step in a stream that only a framework knows, after the framework has released the step."""
-    found, late = [], threading.Event()
+    actual, late = [], threading.Event()
     unknown = strict.stream()
     if is_minded:
         channel_of(f"STRICT:{strict.index}").add_unknown_consumers(lambda: unknown.record().synchronize())
     for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=num_steps)), [strict], unit_bytes=KIB):
         unknown.give(lambda: late.wait(late_s))
-        reads_late(leaf, found, stream=unknown)
+        reads_late(leaf, actual, stream=unknown)
         del leaf
     unknown.synchronize()
-    return [np.frombuffer(each) for each in found]
+    return [np.frombuffer(result) for result in actual]
 
 
 def test_memory_read_in_an_unknown_stream_is_kept_until_it_is_done():
     copier._channel_of.cache_clear()
     try:
         # Check that the test can fail: without waiting for unknown streams, a kernel reads the values of a later step.
-        assert any(found[0] != 1000 * step for step, found in enumerate(read_unknown(device("STRICT:0"), False)))
-        for step, found in enumerate(read_unknown(device("STRICT:0"), True)):
-            np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
+        assert any(actual[0] != 1000 * step for step, actual in enumerate(read_unknown(device("STRICT:0"), False)))
+        for step, actual in enumerate(read_unknown(device("STRICT:0"), True)):
+            np.testing.assert_array_equal(actual, np.arange(2**12) + 1000.0 * step)
         held = channel_of("STRICT:0").deferred_release._held
         channel_of("STRICT:0").wait_for_unknown_consumers()
         assert not held.memory
@@ -525,7 +527,7 @@ def test_a_copy_waits_when_too_much_memory_is_held():
     may_go.set()
     waits.join(30)
     assert not waits.is_alive()
-    (thread,) = [each for each in threading.enumerate() if each.name == "daskdist holding"]
+    (thread,) = [value for value in threading.enumerate() if value.name == "daskdist holding"]
     del holding
     gc.collect()
     thread.join(30)
@@ -533,13 +535,13 @@ def test_a_copy_waits_when_too_much_memory_is_held():
 
 
 def test_a_stream_that_is_forgotten_is_waited_for_first(waits_by_itself):
-    strict, found, may_read = device("STRICT:0"), [], threading.Event()
+    strict, actual, may_read = device("STRICT:0"), [], threading.Event()
     channel = Channel(strict)
     mine = strict.stream()
     channel.add_consumer(mine)
     allocated = channel.allocate(strict, channel.stream, 64)
     with strict.using(mine):
-        reads_late(allocated, found, begin=may_read)
+        reads_late(allocated, actual, begin=may_read)
     for _ in range(20):
         channel.add_consumer(strict.stream())
     assert mine not in channel.consumers
@@ -548,7 +550,7 @@ def test_a_stream_that_is_forgotten_is_waited_for_first(waits_by_itself):
     assert not is_over.is_over
     may_read.set()
     is_over.synchronize()
-    assert len(found) == 1
+    assert len(actual) == 1
 
 
 def test_limit_of_bytes_copied_in_place(waits_by_itself):
@@ -673,13 +675,13 @@ def test_fewer_steps_are_ahead_when_memory_is_exhausted(late, caplog):
     LIMITS[0] = 3 * chunk_bytes
     steps = arrays((2**12,), num_steps=12)
     ahead = DevicePrefetch(iter(steps), [device("STRICT:0")], num_units=4, unit_bytes=4 * chunk_bytes)
-    found = []
+    actual = []
     with caplog.at_level(logging.WARNING, "daskdist"):
         for ((leaf,),) in ahead:
-            found.append(on_host(leaf))
+            actual.append(on_host(leaf))
             del leaf
-    for each, ((leaf,),) in zip(found, steps, strict=True):
-        np.testing.assert_array_equal(each, leaf)
+    for result, ((leaf,),) in zip(actual, steps, strict=True):
+        np.testing.assert_array_equal(result, leaf)
     assert ahead.stats()["is_shrunk"]
     (record,) = caplog.records
     assert "STRICT:0 has no memory for" in record.message
@@ -689,10 +691,10 @@ def test_fewer_steps_are_ahead_when_memory_is_exhausted(late, caplog):
 def test_released_memory_is_reused_when_nothing_else_is_free():
     # The consumer releases a step only after it has the next one, and two steps just fit.
     LIMITS[0] = 2 * 32 * KIB
-    found = []
+    actual = []
     for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=6)), [device("STRICT:0")]):
-        found.append(on_host(leaf)[0])
-    assert found == [1000.0 * step for step in range(6)]
+        actual.append(on_host(leaf)[0])
+    assert actual == [1000.0 * step for step in range(6)]
 
 
 def test_a_step_larger_than_the_device_is_an_error():
@@ -722,16 +724,16 @@ def test_earlier_steps_are_handed_out_though_the_next_does_not_fit():
 
 def passes_of(iterator, num_passes):
     assert repr(iterator).startswith("<ReplicaIterator of replica")
-    found = []
+    actual = []
     for _ in range(num_passes):
         for element in iterator:
-            found.append((StrictDevice.holds(element["x"]), told(element)))
-    return repr((found, iterator.stats()["num_elements"], iterator.stats()["device"]["num_bytes"] > 0))
+            actual.append((StrictDevice.holds(element["x"]), told(element)))
+    return repr((actual, iterator.stats()["num_elements"], iterator.stats()["device"]["num_bytes"] > 0))
 
 
 def on_the_host(iterator, num_passes):
-    found = [(True, told(element)) for _ in range(num_passes) for element in iterator]
-    return repr((found, len(found) // num_passes, True))
+    actual = [(True, told(element)) for _ in range(num_passes) for element in iterator]
+    return repr((actual, len(actual) // num_passes, True))
 
 
 LOOPS = {
@@ -748,8 +750,8 @@ def test_loops_in_this_process(late, name, num_replicas):
     here, there = mirrored(num_replicas), device_gather_of(num_replicas)
     dataset = LOOPS[name]()
     expected = here.run(on_the_host, args=(here.distribute_dataset(afresh(dataset)), 2))
-    found = there.run(passes_of, args=(there.distribute_dataset(afresh(dataset)), 2))
-    assert there.local_results(found) == here.local_results(expected)
+    actual = there.run(passes_of, args=(there.distribute_dataset(afresh(dataset)), 2))
+    assert there.local_results(actual) == here.local_results(expected)
     assert not feed_threads()
 
 
@@ -758,10 +760,10 @@ def test_loops_left_early_leave_nothing(late):
     distributed = strategy.distribute_dataset(Dataset.range(10).repeat().batch(4))
 
     def first_two(iterator):
-        return [on_host(each).tolist() for each, _ in zip(iterator, range(2), strict=False)]
+        return [on_host(element).tolist() for element, _ in zip(iterator, range(2), strict=False)]
 
-    found = strategy.run(first_two, args=(distributed,))
-    assert [each.values for step in found for each in step] == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    actual = strategy.run(first_two, args=(distributed,))
+    assert [value.values for step in actual for value in step] == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert not feed_threads()
     assert taken_bytes(0) == taken_bytes(1) == 0
 
@@ -815,9 +817,9 @@ def test_a_loop_that_fails(late):
             strategy.run(all_of, args=(distributed,))
         return seen
 
-    found = seen_by(device_gather_of(2))
-    assert len(found) > 5
-    assert found == seen_by(mirrored(2))
+    actual = seen_by(device_gather_of(2))
+    assert len(actual) > 5
+    assert actual == seen_by(mirrored(2))
     assert not feed_threads()
 
 
@@ -842,8 +844,8 @@ def test_loops_on_workers(on_workers, client, name):
     with daskdist.MultiWorkerMirroredStrategy(client) as plain:
         expected = plain.local_results(plain.run(on_the_host, args=(plain.distribute_dataset(expected_of), 2)))
         expected = list(map(str, expected))
-    found = on_workers.run(passes_of, args=(on_workers.distribute_dataset(dataset), 2))
-    assert list(map(str, on_workers.local_results(found))) == expected
+    actual = on_workers.run(passes_of, args=(on_workers.distribute_dataset(dataset), 2))
+    assert list(map(str, on_workers.local_results(actual))) == expected
     assert here.num_replicas_in_sync == len(expected)
     assert set(client.run(num_feed_threads).values()) == {0}
     client.run(set_delay, 0.0)
@@ -852,10 +854,10 @@ def test_loops_on_workers(on_workers, client, name):
 @pytest.mark.cluster
 def test_steps_given_to_workers_are_on_their_devices(on_workers):
     distributed = on_workers.distribute_dataset(Dataset.range(16).batch(8))
-    found = [
+    actual = [
         on_workers.local_results(on_workers.run(lambda x: (StrictDevice.holds(x), x), args=(x,))) for x in distributed
     ]
-    assert [[bool(flag) for flag, _ in step] for step in found] == [[True, True]] * 2
+    assert [[bool(flag) for flag, _ in step] for step in actual] == [[True, True]] * 2
 
 
 def set_delay(delay_s):

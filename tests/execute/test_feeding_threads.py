@@ -59,7 +59,7 @@ def test_the_source_is_used_and_closed_by_one_thread():
     ahead = DevicePrefetch(Source(), [device("STRICT:0")])
     next(ahead)
     ahead.close()
-    (thread,) = (each for each in threads if not isinstance(each, tuple))
+    (thread,) = (value for value in threads if not isinstance(value, tuple))
     assert thread is not threading.current_thread()
     assert (thread, "closed") in threads
     assert not thread.is_alive()
@@ -186,12 +186,12 @@ def test_figures_of_the_copies(monkeypatch):
     # The thread ends once all other copies are over, before they are requested.
     join(feed_threads())
     assert sum(1 for _ in iterator) == 7
-    found = eventually(lambda: of_all_copies(4096 * 8))
-    assert found["num_bytes"] == 4096 * 8
+    actual = eventually(lambda: of_all_copies(4096 * 8))
+    assert actual["num_bytes"] == 4096 * 8
     assert first["overlap"] == pytest.approx(0)
-    assert found["copy_s"] - first["copy_s"] >= 0.005
-    assert found["overlap"] == pytest.approx(1 - first["copy_s"] / found["copy_s"])
-    assert (found["num_grown"], found["is_shrunk"]) == (0, False)
+    assert actual["copy_s"] - first["copy_s"] >= 0.005
+    assert actual["overlap"] == pytest.approx(1 - first["copy_s"] / actual["copy_s"])
+    assert (actual["num_grown"], actual["is_shrunk"]) == (0, False)
 
 
 def test_waiting_consumers_count_as_stalls():
@@ -204,9 +204,9 @@ def test_waiting_consumers_count_as_stalls():
     ahead = DevicePrefetch(source(), [device("STRICT:0")])
     threading.Timer(0.05, may_begin.set).start()
     next(ahead)
-    found = ahead.stats()
-    assert found["num_stalls"] == 1
-    assert 0.03 < found["stall_s"] < 5
+    actual = ahead.stats()
+    assert actual["num_stalls"] == 1
+    assert 0.03 < actual["stall_s"] < 5
     ahead.close()
 
 
@@ -300,9 +300,9 @@ def test_large_arrays_that_steps_are_views_of_are_pinned_if_asked_for(locks, mon
     assert bool(packed) != locks
     assert (id(array) in strict_device.LOCKED) == locks
     # Arrays that may share memory pages with others, or are no views of a large array, are packed.
-    (found,) = DevicePrefetch(iter([[[small, small.copy()]]]), [device("STRICT:0")], locks=True)
+    (actual,) = DevicePrefetch(iter([[[small, small.copy()]]]), [device("STRICT:0")], locks=True)
     assert packed
-    np.testing.assert_array_equal(on_host(found[0][0]), small)
+    np.testing.assert_array_equal(on_host(actual[0][0]), small)
     assert id(small.base) not in strict_device.LOCKED
 
 
@@ -329,7 +329,7 @@ def test_copies_continue_while_the_host_is_ahead_of_the_device():
     del leaf
     assert [on_host(leaf)[0] for ((leaf,),) in ahead] == [3000, 4000]
     device("STRICT:0").current_stream().synchronize()
-    assert [np.frombuffer(each)[0] for each in found] == [0, 1000]
+    assert [np.frombuffer(result)[0] for result in found] == [0, 1000]
     assert not channel_of("STRICT:0")._returning
 
 
@@ -344,11 +344,11 @@ def test_a_copy_does_not_wait_for_the_step_that_is_computed():
         yield from steps[2:]
 
     ahead = DevicePrefetch(source(), [device("STRICT:0")], num_units=1, unit_bytes=2**10)
-    found = []
+    actual = []
     ((leaf,),) = next(ahead)
-    reads_late(leaf, found)
+    reads_late(leaf, actual)
     ((leaf,),) = next(ahead)
-    reads_late(leaf, found, begin=is_done)
+    reads_late(leaf, actual, begin=is_done)
     is_given.set()
     # The third step is copied while the second is still being computed, into the memory of the first.
     ((leaf,),) = next(ahead)
@@ -358,7 +358,7 @@ def test_a_copy_does_not_wait_for_the_step_that_is_computed():
     ((leaf,),) = next(ahead)
     assert on_host(leaf)[0] == 3000
     device("STRICT:0").current_stream().synchronize()
-    assert [np.frombuffer(each)[0] for each in found] == [0, 1000]
+    assert [np.frombuffer(result)[0] for result in actual] == [0, 1000]
 
 
 def test_memory_of_a_full_device_returns_at_once(monkeypatch):

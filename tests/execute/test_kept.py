@@ -224,9 +224,9 @@ def test_saved_batches_stay_batches(tmp_path):
     Dataset.range(7).batch(3).save(tmp_path / "stacked")
     assert [x.tolist() for x in Dataset.load(tmp_path / "stacked")] == [[0, 1, 2], [3, 4, 5], [6]]
     Dataset.range(5).map(lambda x: np.full(x, x)).ragged_batch(2).save(tmp_path / "ragged")
-    found = list(Dataset.load(tmp_path / "ragged"))
-    assert [type(x) for x in found] == [Ragged] * 3
-    assert [x.tolist() for x in found] == [[[], [1]], [[2, 2], [3, 3, 3]], [[4, 4, 4, 4]]]
+    actual = list(Dataset.load(tmp_path / "ragged"))
+    assert [type(x) for x in actual] == [Ragged] * 3
+    assert [x.tolist() for x in actual] == [[[], [1]], [[2, 2], [3, 3, 3]], [[4, 4, 4, 4]]]
 
 
 def test_saving_again_replaces_the_old_dataset_only_on_success(tmp_path):

@@ -64,8 +64,8 @@ def batches_of(strategy, distributed, number=None):
 
 def keys_there(client: Client, prefix: str) -> set[str]:
     """Return the keys of the results of a kind that workers have."""
-    found = client.run(lambda dask_worker: [str(key) for key in dask_worker.data])
-    return {key for keys in found.values() for key in keys if key.startswith(prefix)}
+    actual = client.run(lambda dask_worker: [str(key) for key in dask_worker.data])
+    return {key for keys in actual.values() for key in keys if key.startswith(prefix)}
 
 
 def keys_left(client: Client, prefix: str, before: set[str]) -> dict[str, object]:
@@ -193,7 +193,7 @@ def test_the_most_recently_used_are_kept(kept):
 def test_later_passes_send_nothing_and_take_a_task_a_worker(on_cluster, tasks):
     distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(ROWS).batch(128))
     passes = [batches_of(on_cluster, distributed) for _ in range(4)]
-    assert all(np.array_equal(np.concatenate(each), ROWS) for each in passes)
+    assert all(np.array_equal(np.concatenate(value), ROWS) for value in passes)
     # Reading the rows has waited for all tasks.
     assert tasks["from_tensor_slices"] == 1
     assert tasks["gather"] == 2 * 4
@@ -204,9 +204,9 @@ def test_later_passes_send_nothing_and_take_a_task_a_worker(on_cluster, tasks):
 @pytest.mark.cluster
 def test_repetitions_go_into_one_task_together(on_cluster, tasks):
     distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(ROWS).repeat().batch(96))
-    found = np.concatenate(batches_of(on_cluster, distributed, 200))
-    expected = np.concatenate([ROWS] * 16)[: len(found)]
-    assert np.array_equal(found, expected)
+    actual = np.concatenate(batches_of(on_cluster, distributed, 200))
+    expected = np.concatenate([ROWS] * 16)[: len(actual)]
+    assert np.array_equal(actual, expected)
     assert tasks["from_tensor_slices"] == 1
     # About 15 passes are needed for these batches.
     assert tasks["gather"] <= 20
@@ -235,7 +235,7 @@ PIPELINES = {
     "cache": lambda ds: ds.shuffle(NUM_ROWS, seed=2).cache().repeat(3).batch(300),
     "parts": lambda ds: ds.skip(7).take(1000).shard(3, 1).repeat(4).batch(300),
     "interleave": lambda ds: Dataset.range(3).interleave(lambda i: ds.skip(i).take(200), cycle_length=2).batch(100),
-    "windows": lambda ds: ds.take(90).window(30).flat_map(lambda each: each.batch(10)).repeat(2),
+    "windows": lambda ds: ds.take(90).window(30).flat_map(lambda value: value.batch(10)).repeat(2),
     "concatenate": lambda ds: ds.take(300).concatenate(ds.map(lambda x: -x)).repeat(2).batch(300),
     "errors left out": lambda ds: ds.take(60).map(_or_fail).ignore_errors().repeat(2).batch(30),
     "not in order": lambda ds: ds.batch(300).repeat(2).with_options(_any_order()),
@@ -274,10 +274,10 @@ def test_elements_and_their_order_are_those_of_a_strategy_in_this_process(on_clu
 def test_kept_blocks_are_used_under_each_policy(on_cluster, tasks, policy):
     dataset = Dataset.from_tensor_slices(ROWS).batch(128).with_options(Options(auto_shard_policy=policy))
     distributed = on_cluster.distribute_dataset(dataset)
-    found = [np.concatenate(batches_of(on_cluster, distributed)) for _ in range(2)]
+    actual = [np.concatenate(batches_of(on_cluster, distributed)) for _ in range(2)]
     times = 2 if policy == "OFF" else 1
-    for each in found:
-        assert np.array_equal(np.sort(each, axis=0), np.sort(np.concatenate([ROWS] * times), axis=0))
+    for result in actual:
+        assert np.array_equal(np.sort(result, axis=0), np.sort(np.concatenate([ROWS] * times), axis=0))
     assert tasks["from_tensor_slices"] == 1
 
 
@@ -298,8 +298,8 @@ def test_text_and_rows_of_different_lengths(on_cluster, tasks):
     distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(nest).batch(128))
     for _ in range(3):
         parts = [part for step in distributed for part in on_cluster.local_results(step)]
-        assert [str(each) for part in parts for each in part["text"]] == nest["text"]
-        assert [len(each) for part in parts for each in part["lengths"]] == lengths.tolist()
+        assert [str(item) for part in parts for item in part["text"]] == nest["text"]
+        assert [len(value) for part in parts for value in part["lengths"]] == lengths.tolist()
     assert tasks["from_tensor_slices"] == 1
 
 
@@ -374,8 +374,8 @@ def test_arrays_on_workers_are_not_copied_when_few_of_their_rows_are_left(on_clu
     with dask.config.set({"daskdist.bundle-bytes": 1000}):
         placed = on_cluster.experimental_make_numpy_dataset(ROWS)
         distributed = on_cluster.distribute_dataset(placed.shuffle(300, seed=1).repeat(2).batch(128))
-        found = np.concatenate(batches_of(on_cluster, distributed))
-    assert np.array_equal(np.sort(found, axis=0), np.sort(np.concatenate([ROWS] * 2), axis=0))
+        actual = np.concatenate(batches_of(on_cluster, distributed))
+    assert np.array_equal(np.sort(actual, axis=0), np.sort(np.concatenate([ROWS] * 2), axis=0))
     assert not tasks["compact"]
     assert not tasks["report"]
 
@@ -383,8 +383,8 @@ def test_arrays_on_workers_are_not_copied_when_few_of_their_rows_are_left(on_clu
 @pytest.mark.cluster
 def test_parts_grow_across_repetitions(on_cluster, tasks):
     dataset = Dataset.from_tensor_slices(ROWS).map(lambda x: x + 1).repeat().batch(128)
-    found = np.concatenate(batches_of(on_cluster, on_cluster.distribute_dataset(dataset), 200))
-    assert np.array_equal(found, np.concatenate([ROWS + 1] * 20))
+    actual = np.concatenate(batches_of(on_cluster, on_cluster.distribute_dataset(dataset), 200))
+    assert np.array_equal(actual, np.concatenate([ROWS + 1] * 20))
     # If parts began small in each of the 20 repetitions, there would be seven in each, 140 in all. The exact number
     # depends on how far is read ahead, and so on time.
     assert tasks["from_tensor_slices"] <= 3 * 20

@@ -59,7 +59,7 @@ def done(client, collection):
 
 def moved_keys(client):
     """Return the keys of all data that workers got from other workers so far, once for each transfer."""
-    logs = client.run(lambda dask_worker: [list(each["keys"]) for each in dask_worker.transfer_incoming_log])
+    logs = client.run(lambda dask_worker: [list(value["keys"]) for value in dask_worker.transfer_incoming_log])
     return [str(key) for log in logs.values() for keys in log for key in keys]
 
 
@@ -96,7 +96,7 @@ def test_a_persisted_array_is_read_where_it_is(on_cluster, client, lopsided):
     before = len(moved_keys(client))
     values, where = elements_of(on_cluster, ds)
     assert values.tolist() == list(range(60))
-    assert where.reshape(6, 10).tolist() == [[each] * 10 for each in ports]
+    assert where.reshape(6, 10).tolist() == [[value] * 10 for value in ports]
     moved = moved_keys(client)[before:]
     names = {str(key) for key in array.__dask_keys__()}
     assert not [key for key in moved if key in names or key.startswith("from_dask")], moved
@@ -109,7 +109,7 @@ def test_datasets_of_persisted_values_are_read_where_these_are(on_cluster, lopsi
     elements_of(on_cluster, ds)
     values, where = elements_of(on_cluster, ds)
     assert values.tolist() == list(range(0, 120, 2))
-    assert where.reshape(6, 10).tolist() == [[each] * 10 for each in ports]
+    assert where.reshape(6, 10).tolist() == [[value] * 10 for value in ports]
 
 
 def test_a_persisted_dataframe_is_read_where_it_is(on_cluster, client):
@@ -161,8 +161,8 @@ def test_splits_without_a_location_go_to_workers_in_turn(on_cluster):
 
 def test_data_of_a_worker_that_takes_no_part(start_cluster):
     client = start_cluster(2, 1)
-    found = sorted(client.scheduler_info(n_workers=-1)["workers"].items(), key=lambda item: str(item[1]["name"]))
-    (one, _), (other, info) = found
+    actual = sorted(client.scheduler_info(n_workers=-1)["workers"].items(), key=lambda item: str(item[1]["name"]))
+    (one, _), (other, info) = actual
     futures = on_workers(client, [one, other], chunk_of)
     array = client.persist(da.concatenate([da.from_delayed(future, (10,), np.int64) for future in futures]))
     done(client, array)
@@ -244,7 +244,7 @@ def read(strategy, dataset):
 
 
 def as_mapping(names, paths):
-    return dict(zip(paths, [names[each] for each in "BBBABA"], strict=True))
+    return dict(zip(paths, [names[letter] for letter in "BBBABA"], strict=True))
 
 
 def as_lists(names, paths):
@@ -268,10 +268,10 @@ def test_files_are_read_at_their_given_locations(on_cluster, client, texts, say,
     if policy == "OFF":
         steps = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(ds.map(here).batch(24))]
         seen = np.concatenate([part for step in steps for part in step])
-        assert sorted(seen.tolist()) == sorted(2 * 4 * [ports[each] for each in "BBBABA"])
+        assert sorted(seen.tolist()) == sorted(2 * 4 * [ports[letter] for letter in "BBBABA"])
         return
     values, where = read(on_cluster, ds)
-    assert where == [[ports[each]] * 4 for each in "BBBABA"]
+    assert where == [[ports[value]] * 4 for value in "BBBABA"]
     plain, _ = read(on_cluster, read_text(texts).with_options(Options(auto_shard_policy=policy)))
     assert values == plain
 

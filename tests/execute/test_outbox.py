@@ -38,10 +38,10 @@ async def exchanged(protocol: str, exchange: Callable[[Comm, Comm], Awaitable[An
 
 
 async def received(reader: BatchReader, num_messages: int) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < num_messages:
-        found += await reader.read()
-    return found
+    actual: list[Any] = []
+    while len(actual) < num_messages:
+        actual += await reader.read()
+    return actual
 
 
 @pytest.mark.parametrize(("protocol", "is_framed"), [("tcp", True), ("tcp", False), ("inproc", False)])
@@ -53,17 +53,17 @@ def test_messages_of_all_sizes_come_in_order(protocol, is_framed):
         assert can_be_framed(comm) == (protocol == "tcp")
         outbox, reader = Outbox(comm, is_framed=is_framed), BatchReader(there, is_framed=is_framed)
         writer = asyncio.ensure_future(outbox.write_all())
-        found = []
+        actual = []
         for message in messages:
             outbox.append(message, message[1].nbytes)
             outbox.flush()
             if message[0] % 2:
-                found += await received(reader, message[0] + 1 - len(found))
-        found += await received(reader, len(messages) - len(found))
+                actual += await received(reader, message[0] + 1 - len(actual))
+        actual += await received(reader, len(messages) - len(actual))
         while outbox.num_bytes:
             await asyncio.sleep(0.01)
         writer.cancel()
-        return found
+        return actual
 
     for (number, array, text), sent in zip(asyncio.run(exchanged(protocol, exchange)), messages, strict=True):
         assert (number, text) == (sent[0], sent[2])
@@ -84,18 +84,18 @@ def test_several_threads_send_at_once_to_one_that_does_not_read_yet():
                 outbox.append((thread, number, bytes(50_000)))
                 outbox.flush()
 
-        threads = [threading.Thread(target=send, args=(each,)) for each in range(num_threads)]
-        for each in threads:
-            each.start()
-        while any(each.is_alive() for each in threads):
+        threads = [threading.Thread(target=send, args=(item,)) for item in range(num_threads)]
+        for part in threads:
+            part.start()
+        while any(value.is_alive() for value in threads):
             await asyncio.sleep(0.01)
-        found = await received(reader, num_threads * num_messages)
+        actual = await received(reader, num_threads * num_messages)
         writer.cancel()
-        return found
+        return actual
 
-    found = asyncio.run(exchanged("tcp", exchange))
+    actual = asyncio.run(exchanged("tcp", exchange))
     for thread in range(num_threads):
-        assert [number for other, number, _ in found if other == thread] == list(range(num_messages))
+        assert [number for other, number, _ in actual if other == thread] == list(range(num_messages))
 
 
 @pytest.mark.parametrize("is_this_end", [True, False])
@@ -111,8 +111,8 @@ def test_a_closed_comm_raises_in_the_writer_or_the_reader(is_this_end):
         outbox.append("too late")
         outbox.flush()
         done, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for each in others:
-            each.cancel()
+        for other in others:
+            other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         raise next(iter(done)).exception()
 

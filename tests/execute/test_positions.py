@@ -273,10 +273,10 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
         over = pickle.dumps(iterator.state_dict())
         assert sorted(np.ravel(begun + rest)) == list(range(12))
         # The cache is complete now.
-        for each, expected in ((state, rest), (over, [])):
+        for value, expected in ((state, rest), (over, [])):
             for other in (ds, make()):
                 again = iter(other)
-                again.load_state_dict(pickle.loads(each))
+                again.load_state_dict(pickle.loads(value))
                 assert [x.tolist() for x in again] == expected
                 assert list(again) == []
         assert [x.tolist() for x in ds] == begun + rest
@@ -539,15 +539,15 @@ def test_a_position_after_a_failed_element_skips_it():
 
     def events(iterator, number):
         """Return the next elements and errors."""
-        found = []
-        while len(found) < number:
+        actual = []
+        while len(actual) < number:
             try:
-                found.append(next(iterator).tolist())
+                actual.append(next(iterator).tolist())
             except StopIteration:
                 break
             except errors.UserFunctionError as error:
-                found.append(str(error))
-        return found
+                actual.append(str(error))
+        return actual
 
     whole = events(begun(make, 0, Synchronous), 99)
     assert sum(isinstance(event, str) for event in whole) == 4
@@ -571,12 +571,12 @@ def test_a_position_is_continued_by_another_process(tmp_path):
         "print([batch.tolist() for batch in iterator])\n"
     )
     path = str(tmp_path / "state")
-    found = [programs.run("-c", program, "begin", path, check=True).stdout]
+    actual = [programs.run("-c", program, "begin", path, check=True).stdout]
     # The other is a new process: the hashes of text differ.
     arguments = [sys.executable, "-c", program, "continue", path]
-    found.append(subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout)
-    assert found[0] == found[1]
-    assert found[0].count("[") > 10
+    actual.append(subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert actual[0] == actual[1]
+    assert actual[0].count("[") > 10
 
 
 def test_of_another_pipeline_is_an_error():

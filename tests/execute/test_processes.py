@@ -256,10 +256,10 @@ def test_arrays_are_sent_by_files_that_are_removed(tmp_path):
     value["fixed"].flags.writeable = False
     packed = PackedArrays.of(value, str(tmp_path))
     assert packed.buffers is None
-    found = packed.value()
+    actual = packed.value()
     assert list(tmp_path.iterdir()) == []
-    np.testing.assert_array_equal(found["large"], value["large"])
-    assert (found["large"].flags.writeable, found["fixed"].flags.writeable) == (True, False)
+    np.testing.assert_array_equal(actual["large"], value["large"])
+    assert (actual["large"].flags.writeable, actual["fixed"].flags.writeable) == (True, False)
     small = PackedArrays.of({"x": np.arange(3)}, str(tmp_path))
     assert small.value()["x"].tolist() == [0, 1, 2]
     assert list(tmp_path.iterdir()) == []
@@ -321,7 +321,7 @@ class Keeping:
 
     def __call__(self, array):
         self.kept.append(array)
-        return [int(each[0]) for each in self.kept]
+        return [int(value[0]) for value in self.kept]
 
 
 @SHARED

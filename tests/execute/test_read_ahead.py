@@ -256,9 +256,9 @@ def test_many_generators_inside_come_in_order():
 
     ds = Dataset.range(200)
     assert list(map(int, ds.flat_map(inner))) == list(range(2000))
-    found = ds.interleave(inner, cycle_length=2, block_length=3)
+    actual = ds.interleave(inner, cycle_length=2, block_length=3)
     expected = ds.interleave(lambda x: Dataset.range(10 * int(x), 10 * int(x) + 10), cycle_length=2, block_length=3)
-    assert list(map(int, found)) == list(map(int, expected))
+    assert list(map(int, actual)) == list(map(int, expected))
 
 
 def test_a_puller_reports_its_end_and_errors():
@@ -441,8 +441,8 @@ def test_rows_of_parts_of_files_fail_by_themselves(on_cluster, files_of, kind):
     kept = [number for number in range(1_200) if number not in (3, 500)]
     lenient = on_cluster.distribute_dataset(rows.with_options(Options(on_error="skip")).batch(50))
     it = iter(lenient)
-    found = [lists(on_cluster.gather(batch, axis=0)) for batch in it]
-    assert list(itertools.chain(*found)) == kept
+    actual = [lists(on_cluster.gather(batch, axis=0)) for batch in it]
+    assert list(itertools.chain(*actual)) == kept
     assert it.stats()["num_skipped"] == 2
 
     def first_batch():
@@ -465,16 +465,16 @@ def test_an_interrupt_while_steps_wait_for_memory_loses_no_rows(on_cluster, monk
         waits(condition)
 
     monkeypatch.setattr(it, "_wait_while", interrupted)
-    found = []
+    actual = []
     while True:
         try:
-            found += lists(on_cluster.gather(next(it), axis=0))
+            actual += lists(on_cluster.gather(next(it), axis=0))
         except KeyboardInterrupt:
             continue
         except StopIteration:
             break
     assert num_interrupts > 2
-    assert found == list(range(40))
+    assert actual == list(range(40))
 
 
 @pytest.mark.parametrize("order", ["in order", "shuffled", "batches"])

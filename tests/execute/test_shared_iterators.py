@@ -87,10 +87,10 @@ def test_each_optional_goes_to_one_thread():
     iterator = iter(strategy.distribute_dataset(Dataset.range(402).batch(4)))
 
     def take():
-        found = iterator.get_next_as_optional()
-        if not found.has_value():
+        actual = iterator.get_next_as_optional()
+        if not actual.has_value():
             raise StopIteration
-        return found.get_value()
+        return actual.get_value()
 
     assert rows_taken(take, strategy.local_results) == list(range(402))
 
@@ -100,8 +100,8 @@ def test_each_step_on_devices_goes_to_one_thread(strict):
     iterator = iter(strategy.distribute_dataset(Dataset.range(402).batch(4)))
     taken, errors = in_threads(lambda: next(iterator))
     assert not errors
-    found = [strategy.gather(value, axis=0) for own in taken for value in own]
-    assert sorted(np.concatenate(found).tolist()) == list(range(402))
+    actual = [strategy.gather(value, axis=0) for own in taken for value in own]
+    assert sorted(np.concatenate(actual).tolist()) == list(range(402))
 
 
 def test_steps_of_a_replica_go_to_one_of_its_threads():

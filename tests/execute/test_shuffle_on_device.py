@@ -59,16 +59,16 @@ def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = 
     caller = caller or local_caller(node_of(dataset))
     hooks = device_gathers(list(map(device, names)), primitive)
     builder = BundleBuilder(Interpreter(caller), primitive, (epoch,), (None,) * len(names), device_gathers=hooks)
-    found = []
+    actual = []
     for bundle in builder:
         for step in range(len(bundle)):
             row = []
             for lane in bundle.lanes:
                 place = lane.places[step]
                 row.append(None if place < 0 else caller.result(lane.ref.handle).item(place))  # type: ignore[union-attr]
-            found.append(row)
+            actual.append(row)
     caller.close()
-    return found
+    return actual
 
 
 def _assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
@@ -180,17 +180,17 @@ def test_any_pipeline_gives_the_same_elements(pipeline: Any) -> None:
             with pytest.raises(type(expected)):
                 _by_steps(pipeline.dataset().shuffle(6, seed=1), 0, ["STRICT:0", "STRICT:1"], Synchronous())
             return
-        found = _by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Synchronous())
-    host = [tuple(map(on_host, leaves or ())) for row in found for leaves in row]
+        actual = _by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Synchronous())
+    host = [tuple(map(on_host, leaves or ())) for row in actual for leaves in row]
     same_elements(host, [tuple(leaves or ()) for row in expected for leaves in row])
 
 
 def test_leaves_are_on_the_device_if_possible() -> None:
     text = {"name": np.array([f"row {k}" for k in range(100)]), "id": np.arange(100), "half": np.zeros(100, np.float16)}
     dataset = Dataset.from_tensor_slices(text).shuffle(30, seed=1).batch(8)
-    found = _by_steps(dataset, 0, ["STRICT:0"])
-    _assert_same(found, _by_steps(dataset, 0, ["CPU:0"]))
-    half, number, name = found[0][0]
+    actual = _by_steps(dataset, 0, ["STRICT:0"])
+    _assert_same(actual, _by_steps(dataset, 0, ["CPU:0"]))
+    half, number, name = actual[0][0]
     assert is_on_device(number)
     assert isinstance(name, np.ndarray)
     # The device lacks float16.
@@ -199,10 +199,10 @@ def test_leaves_are_on_the_device_if_possible() -> None:
 
 def test_rows_of_different_lengths_stay_on_the_host() -> None:
     dataset = Dataset.range(40).map(lambda x: (x, np.arange(x % 3 + 1)), vectorized=False).shuffle(10, seed=1).batch(1)
-    found = _by_steps(dataset, 0, ["STRICT:0"])
-    _assert_same(found, _by_steps(dataset, 0, ["CPU:0"]))
-    assert is_on_device(found[0][0][0])
-    assert isinstance(found[0][0][1], np.ndarray)
+    actual = _by_steps(dataset, 0, ["STRICT:0"])
+    _assert_same(actual, _by_steps(dataset, 0, ["CPU:0"]))
+    assert is_on_device(actual[0][0][0])
+    assert isinstance(actual[0][0][1], np.ndarray)
     with pytest.raises(StackError, match=r"their leaf \[1\] occurs as"):
         _by_steps(dataset.unbatch().batch(5), 0, ["STRICT:0"])
 
@@ -234,12 +234,12 @@ class Counting(Synchronous):
 def test_each_block_is_uploaded_once() -> None:
     dataset = _of_blocks(60_000, 2_000).shuffle(10_000, seed=1).batch(500)
     caller = Counting()
-    found = _by_steps(dataset, 0, ["STRICT:0"], caller)
+    actual = _by_steps(dataset, 0, ["STRICT:0"], caller)
     assert caller.num_compacted > 2
     assert caller.num_read >= 30
     # Blocks that were compacted before any of their rows was requested are uploaded too.
     assert caller.num_read <= device_gather_of(StrictDevice(0)).num_uploads <= caller.num_read + 2
-    _assert_same(found, _by_steps(dataset, 0, ["CPU:0"], Counting()))
+    _assert_same(actual, _by_steps(dataset, 0, ["CPU:0"], Counting()))
 
 
 def test_each_device_is_given_each_block_once() -> None:
@@ -287,15 +287,15 @@ def test_kept_blocks_stay_on_the_device_for_the_next_pass(buffer_size: int) -> N
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Record the parts of orders that a device computes."""
-    found: list[tuple[int, int]] = []
+    actual: list[tuple[int, int]] = []
     permuted = StrictDevice.permuted
 
     def noted(self: StrictDevice, order: Any, start: int, stop: int) -> Any:
-        found.append((start, stop))
+        actual.append((start, stop))
         return permuted(self, order, start, stop)
 
     monkeypatch.setattr(StrictDevice, "permuted", noted)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("name", ["all", "all_of_blocks", "all_of_other_blocks", "global"])
@@ -359,9 +359,9 @@ def test_rows_of_any_blocks_are_gathered_on_the_device(
         order = shuffled(rows, rng)
         for start, stop in [(0, 11), (3, 20), (0, len(order))]:
             run = Groups(order[start:stop], np.array([0, (stop - start) // 2, stop - start]))
-            chosen = [each.handle for each in run.flat.blocks]
-            found, expected = made(chosen, Picks.of(run)), gather(chosen, Picks.of(run))
-            _assert_same([[found.item(k)] for k in range(2)], [[expected.item(k)] for k in range(2)])
+            chosen = [block.handle for block in run.flat.blocks]
+            actual, expected = made(chosen, Picks.of(run)), gather(chosen, Picks.of(run))
+            _assert_same([[actual.item(k)] for k in range(2)], [[expected.item(k)] for k in range(2)])
     assert len(parts) == 7 * 3
     # Each of the four blocks is uploaded once.
     assert made.num_uploads == 4
@@ -400,8 +400,8 @@ def test_blocks_of_an_order_are_uploaded_one_by_one_without_memory_for_all(monke
     monkeypatch.setattr(gather_on_device, "_LEAST_BYTES", 100)
     for seed in range(2):
         run = shuffled(whole, np.random.default_rng(seed))[:60]
-        found, expected = made(blocks, Picks.of(run)), gather(blocks, Picks.of(run))
-        _assert_same([[found.item(k)] for k in range(60)], [[expected.item(k)] for k in range(60)])
+        actual, expected = made(blocks, Picks.of(run)), gather(blocks, Picks.of(run))
+        _assert_same([[actual.item(k)] for k in range(60)], [[expected.item(k)] for k in range(60)])
     assert refused
     assert made.num_uploads == 5
 
@@ -424,11 +424,11 @@ def test_smaller_requests_after_an_allocation_failed() -> None:
     gc.collect()
     LIMITS[0] = TAKEN.get(0, 0) + 64 * 8 * 5 + 10_000
     try:
-        found = made(blocks, Picks.of(run))
+        actual = made(blocks, Picks.of(run))
     finally:
         del LIMITS[0]
     expected = gather(blocks, Picks.of(run))
-    _assert_same([[found.item(k)] for k in range(20)], [[expected.item(k)] for k in range(20)])
+    _assert_same([[actual.item(k)] for k in range(20)], [[expected.item(k)] for k in range(20)])
 
 
 def _block(first: int, num_rows: int) -> Block:
@@ -441,26 +441,26 @@ def _refs(blocks: Sequence[Block]) -> tuple[BlockRef, ...]:
 
 def _read_late() -> list[bytes]:
     """Read rows by kernels that start only after the rows were released and others were picked."""
-    here, made, found, nobody = StrictDevice(0), DeviceGather(StrictDevice(0)), list[bytes](), threading.Event()
+    here, made, actual, nobody = StrictDevice(0), DeviceGather(StrictDevice(0)), list[bytes](), threading.Event()
     block = _block(0, 4096)
     refs = _refs([block])
     for start in range(0, 4096, 512):
         picks = Picks.of(Groups(Selection(refs, np.arange(start, start + 512)), np.array([0, 512])))
         (leaf,) = made([block], picks).item(0)
         here.current_stream().give(lambda: nobody.wait(0.02))
-        strict_device.reads_late(leaf, found)
+        strict_device.reads_late(leaf, actual)
         del leaf
     here.current_stream().synchronize()
-    return found
+    return actual
 
 
 def test_memory_is_reused_only_after_its_last_reader() -> None:
-    assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] == list(range(0, 4096, 512))
+    assert [np.frombuffer(value, np.intp)[0] for value in _read_late()] == list(range(0, 4096, 512))
 
 
 def test_early_reuse_of_memory_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Channel, "_reuse", lambda *args: None)
-    assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] != list(range(0, 4096, 512))
+    assert [np.frombuffer(value, np.intp)[0] for value in _read_late()] != list(range(0, 4096, 512))
 
 
 def test_rows_of_several_pieces_of_memory_come_in_order() -> None:
@@ -472,9 +472,9 @@ def test_rows_of_several_pieces_of_memory_come_in_order() -> None:
         block_index = rng.integers(0, len(blocks), 200)
         rows = np.array([rng.integers(len(blocks[place])) for place in block_index])
         picks = Picks.of(Groups(Selection(_refs(blocks), rows, block_index), np.array([0, 50, 50, 200])))
-        found, expected = made(blocks, picks), gather(blocks, picks)
-        assert len(found) == 3
-        _assert_same([[found.item(k)] for k in range(3)], [[expected.item(k)] for k in range(3)])
+        actual, expected = made(blocks, picks), gather(blocks, picks)
+        assert len(actual) == 3
+        _assert_same([[actual.item(k)] for k in range(3)], [[expected.item(k)] for k in range(3)])
     assert made.num_uploads == 6
 
 
@@ -533,13 +533,13 @@ class TestStrategies:
 
     def test_loops_give_the_elements_of_those_shuffled_on_the_host(self) -> None:
         strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
-        found = []
+        actual = []
         for option in (True, False):
             distributed = strategy.distribute_dataset(_shuffled(option))
             loops = strategy.run(_two_passes, args=(distributed,))
-            found.append([str(each) for each in loops.values])
-        assert found[0] == found[1]
-        assert len(set(found[0])) == 2
+            actual.append([str(value) for value in loops.values])
+        assert actual[0] == actual[1]
+        assert len(set(actual[0])) == 2
         assert device_gather_of(StrictDevice(1)).num_uploads
 
     def test_plans_state_where_rows_are_put_in_order(self) -> None:
@@ -579,12 +579,12 @@ class TestStrategies:
 def _two_passes(iterator: Any) -> str:
     from daskdist.devices import is_on_device, on_host
 
-    found = []
+    actual = []
     for _ in range(2):
         for batch in iterator:
             assert is_on_device(batch["id"])
-            found.append({key: on_host(value).tolist() for key, value in batch.items()})
-    return str(found)
+            actual.append({key: on_host(value).tolist() for key, value in batch.items()})
+    return str(actual)
 
 
 def _num_uploads() -> int:
@@ -598,13 +598,13 @@ def _num_uploads() -> int:
 def test_loops_on_workers_give_the_elements_of_those_shuffled_on_the_host(client: Client) -> None:
     client.run(strict_device.register, delay_s=0.0003)
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
-    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
-    found = []
+    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
+    actual = []
     for option in (True, False):
         distributed = strategy.distribute_dataset(_shuffled(option))
-        found.append([str(each) for each in strategy.run(_two_passes, args=(distributed,)).values])
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 2
+        actual.append([str(value) for value in strategy.run(_two_passes, args=(distributed,)).values])
+    assert actual[0] == actual[1]
+    assert len(set(actual[0])) == 2
     assert all(client.run(_num_uploads).values())
     strategy.close()
     client.run(strict_device.unregister)
@@ -624,14 +624,14 @@ class TestEmpty:
             made.append(array)
             return array
 
-        found = []
+        actual = []
         for bundle in BundleBuilder(Interpreter(Synchronous()), primitive, (0,), (None,) * 2, empty=empty):
             for step in range(len(bundle)):
                 places = [(lane.ref, lane.places[step]) for lane in bundle.lanes]
-                found.append([None if place < 0 else ref.handle.item(place) for ref, place in places])  # type: ignore[union-attr]
-        _assert_same(found, _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Synchronous()))
+                actual.append([None if place < 0 else ref.handle.item(place) for ref, place in places])  # type: ignore[union-attr]
+        _assert_same(actual, _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Synchronous()))
         # At least some leaves are in the requested memory. In the pipeline "window" none needs to be.
-        shared = [leaf for row in found for leaves in row if leaves for leaf in leaves]
+        shared = [leaf for row in actual for leaves in row if leaves for leaf in leaves]
         assert any(np.shares_memory(leaf, array) for leaf in shared for array in made) or name == "window"
 
     def test_no_memory_is_requested_for_text_and_objects(self) -> None:

@@ -136,24 +136,24 @@ PLACES = {
 
 def taken(iterator, most=200):
     """Return the next elements, with errors in their places."""
-    found = []
-    while len(found) < most:
+    actual = []
+    while len(actual) < most:
         try:
-            found.append(np.asarray(next(iterator)).tolist())
+            actual.append(np.asarray(next(iterator)).tolist())
         except StopIteration:
             break
         except errors.UserFunctionError:
-            found.append(ERROR)
-    return found
+            actual.append(ERROR)
+    return actual
 
 
 def elements_and_positions(iterator):
     """Return all elements, with errors in their places, and the positions before each of them and at the end."""
-    found, states = [], [iterator.state_dict()]
+    actual, states = [], [iterator.state_dict()]
     while element := taken(iterator, 1):
-        found += element
+        actual += element
         states.append(iterator.state_dict())
-    return found, states
+    return actual, states
 
 
 def continued(ds, state):
@@ -204,9 +204,9 @@ def test_an_element_that_fails_only_after_a_resume_is_missing_alone_or_ends_the_
             assert number, "nothing was there before"
             continue
         if number > at or rest != with_error[number:]:
-            found = [str(element) for element in rest if element != ERROR]
-            missing = Counter(map(str, whole[number:])) - Counter(found)
-            assert not Counter(found) - Counter(map(str, whole[number:])), f"from {number}"
+            actual = [str(element) for element in rest if element != ERROR]
+            missing = Counter(map(str, whole[number:])) - Counter(actual)
+            assert not Counter(actual) - Counter(map(str, whole[number:])), f"from {number}"
             assert missing.total() <= rest.count(ERROR), f"from {number}"
 
 
@@ -229,11 +229,11 @@ def test_a_later_pass_of_a_repetition_is_tried_again(read, where):
     ds = PLACES[where](kept(read).repeat(2))
     hide(read)
     iterator = iter(ds)
-    found = taken(iterator, 7)
+    actual = taken(iterator, 7)
     bring_back(read)
     again = iter(ds)
     again.load_state_dict(iterator.state_dict())
-    assert found + taken(again) == [0, 1, 2, 3, 4, ERROR, *range(6, 12), *range(12)]
+    assert actual + taken(again) == [0, 1, 2, 3, 4, ERROR, *range(6, 12), *range(12)]
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
@@ -245,13 +245,13 @@ def test_what_was_left_out_stays_left_out(read, name, where):
     whole = taken(iter(ds))
     for number in range(len(whole) + 1):
         iterator = iter(ds)
-        found = taken(iterator, number)
+        actual = taken(iterator, number)
         bring_back(read)
         again = iter(ds)
         again.load_state_dict(iterator.state_dict())
         rest = taken(again)
         # The block of the missing number is not read before the first elements are handed out.
-        assert found + rest == whole or (number < len(whole) // 2 and found + rest == with_all)
+        assert actual + rest == whole or (number < len(whole) // 2 and actual + rest == with_all)
         hide(read)
 
 
@@ -283,10 +283,10 @@ def test_an_element_of_a_shuffle_of_sums_is_counted_once(tmp_path, size, where):
     (tmp_path / "7").touch()
     at = with_error.index(ERROR)
     for number in {0, 1, at, at + 1, at + 2, 399}:
-        found = with_error[:number] + taken(continued(ds, states[number]), 500)
-        is_left_out = ERROR in found
+        actual = with_error[:number] + taken(continued(ds, states[number]), 500)
+        is_left_out = ERROR in actual
         assert is_left_out == (number > at)
-        rows = [row for row in found if row != ERROR]
+        rows = [row for row in actual if row != ERROR]
         assert sorted(x for x, _ in rows) == [x for x in range(400) if x != 7 or not is_left_out]
         assert max(s for _, s in rows) == sum(range(400)) - 7 * is_left_out
 
@@ -299,13 +299,13 @@ def test_sums_do_not_count_an_element_that_fails_only_after_a_resume(read, where
     bring_back(read)
     # Later values that are carried are known, and count the element.
     iterator = iter(ds)
-    found = taken(iterator, MISSING)
+    actual = taken(iterator, MISSING)
     state = iterator.state_dict()
     taken(iterator, 300)
     later = iterator.state_dict()
     hide(read)
     again = continued(ds, state)
-    assert found + taken(again, 100) == with_error[: MISSING + 100]
+    assert actual + taken(again, 100) == with_error[: MISSING + 100]
     bring_back(read)
     assert taken(continued(ds, again.state_dict()), 400) == with_error[MISSING + 100 :]
     assert taken(continued(ds, later), 400) == np.cumsum(range(400)).tolist()[MISSING + 300 :]
@@ -375,11 +375,13 @@ def test_elements_before_an_error_after_many_datasets_are_there(where, cycle_len
             checked()
         return Dataset.range(10 * x, 10 * x + 2) if failing_at is None else Dataset.from_generator(stream, NUMBER)
 
-    found = taken(iter(PLACES[where](Dataset.range(500).interleave(nested, cycle_length))), 2000)
+    actual = taken(iter(PLACES[where](Dataset.range(500).interleave(nested, cycle_length))), 2000)
     missing = {4001} if failing_at else {4000, 4001}
-    assert found.count(ERROR) == 1
-    assert sorted(set(found) - {ERROR}) == [10 * x + k for x in range(500) for k in (0, 1) if 10 * x + k not in missing]
-    assert len(found) == 1001 - len(missing)
+    assert actual.count(ERROR) == 1
+    assert sorted(set(actual) - {ERROR}) == [
+        10 * x + k for x in range(500) for k in (0, 1) if 10 * x + k not in missing
+    ]
+    assert len(actual) == 1001 - len(missing)
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
@@ -416,15 +418,15 @@ def test_positions_of_a_cluster(on_cluster, read, name):
 
     def rows(iterator):
         """Return the rows of each step, with errors in their places, and the positions before them and at the end."""
-        found, states = [], [iterator.state_dict()]
+        actual, states = [], [iterator.state_dict()]
         while True:
             try:
                 values = on_cluster.local_results(next(iterator))
-                found.append(np.concatenate([np.asarray(value).ravel() for value in values]).tolist())
+                actual.append(np.concatenate([np.asarray(value).ravel() for value in values]).tolist())
             except StopIteration:
-                return found, states
+                return actual, states
             except errors.UserFunctionError:
-                found.append(ERROR)
+                actual.append(ERROR)
             states.append(iterator.state_dict())
 
     whole, _ = rows(iter(ds))
@@ -447,17 +449,17 @@ def test_positions_of_datasets_on_workers(on_cluster, read, name):
 
     def steps(iterator):
         """Return the values of each step, with errors in their places, and the positions before them and at the end."""
-        found, states = [], [iterator.state_dict()]
-        while len(found) < 30:
+        actual, states = [], [iterator.state_dict()]
+        while len(actual) < 30:
             try:
                 values = on_cluster.local_results(next(iterator))
-                found.append([np.asarray(value).ravel().tolist() for value in values])
+                actual.append([np.asarray(value).ravel().tolist() for value in values])
             except StopIteration:
                 break
             except errors.UserFunctionError:
-                found.append(ERROR)
+                actual.append(ERROR)
             states.append(iterator.state_dict())
-        return found, states
+        return actual, states
 
     whole, states_of_whole = steps(iter(ds))
     hide(read)
@@ -580,16 +582,16 @@ def test_an_element_that_fails_after_a_resume_does_not_move_those_of_later_calls
 def test_what_streams_on_workers_left_out_is_not_among_their_rows(on_cluster, read):
     ds = on_cluster.distribute_datasets_from_function(lambda context: numbers().map(read).ignore_errors())
     hide(read)
-    iterator, found, states = iter(ds), [], []
+    iterator, actual, states = iter(ds), [], []
     for values in iterator:
-        found.append(np.asarray(on_cluster.local_results(values)).ravel().tolist())
+        actual.append(np.asarray(on_cluster.local_results(values)).ravel().tolist())
         states.append(iterator.state_dict())
-    assert found == [[x, x] for x in range(12) if x != MISSING]
+    assert actual == [[x, x] for x in range(12) if x != MISSING]
     for number in (MISSING - 1, MISSING, MISSING + 2):
         again = [
             np.asarray(on_cluster.local_results(values)).ravel().tolist() for values in continued(ds, states[number])
         ]
-        assert again == found[number + 1 :]
+        assert again == actual[number + 1 :]
 
 
 def test_what_was_left_out_before_a_filter_that_keeps_all_stays_left_out(read):

@@ -191,10 +191,10 @@ def test_large_batches_are_cut_and_small_ones_joined(tmp_path, end, compression)
 def batches_of_dictionaries(deltas):
     words = [["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"]] if deltas else [["a", "b"], ["x"], ["a", "y"]]
     kind = pa.dictionary(pa.int8(), pa.string())
-    arrays = [pa.DictionaryArray.from_arrays(pa.array([0, len(each) - 1], pa.int8()), each) for each in words]
+    arrays = [pa.DictionaryArray.from_arrays(pa.array([0, len(item) - 1], pa.int8()), item) for item in words]
     schema = pa.schema({"n": pa.int64(), "kind": kind})
-    batches = [pa.record_batch([pa.array([k, k + 1]), each], schema=schema) for k, each in enumerate(arrays)]
-    return schema, batches, [each[place] for each in words for place in (0, -1)]
+    batches = [pa.record_batch([pa.array([k, k + 1]), value], schema=schema) for k, value in enumerate(arrays)]
+    return schema, batches, [word[place] for word in words for place in (0, -1)]
 
 
 @pytest.mark.parametrize(("end", "deltas"), [(".arrow", True), (".arrows", True), (".arrows", False)])
@@ -318,7 +318,7 @@ def stream_of_batches(tmp_path, **columns):
     path = write(tmp_path / "a.arrows", pa.table({"n": np.arange(30), **columns}), 10)
     storage = Arrow().storage
     index = index_of(storage, storage.version(path))
-    return path, Path(path).read_bytes(), [each.start for each in index.batches], index.batches[-1].stop
+    return path, Path(path).read_bytes(), [batch.start for batch in index.batches], index.batches[-1].stop
 
 
 def test_a_stream_that_stops_or_is_garbage_is_an_error(tmp_path):
@@ -398,10 +398,10 @@ def test_dictionaries_of_views_as_polars_writes_them(tmp_path, end, kind):
     lists = pa.LargeListArray.from_arrays([0, 1, 1, 3, 4], words.take(pa.array([0, 1, 1, 0])))
     table = pa.table({"word": words, "words": lists, "run": pa.RunEndEncodedArray.from_arrays([1, 3, 4], runs)})
     path = write(tmp_path / f"a{end}", table, 3)
-    found = list(read_arrow(path, missing={"word": "-", "run": b"?"}))
-    assert [x["word"] for x in found] == ["a", "b", "-", "a"]
-    assert [x["run"] for x in found] == [b"x", b"?", b"?", b"y"]
-    assert [x["words"].tolist() for x in found] == [["a"], [], ["b", "b"], ["a"]]
+    actual = list(read_arrow(path, missing={"word": "-", "run": b"?"}))
+    assert [x["word"] for x in actual] == ["a", "b", "-", "a"]
+    assert [x["run"] for x in actual] == [b"x", b"?", b"?", b"y"]
+    assert [x["words"].tolist() for x in actual] == [["a"], [], ["b", "b"], ["a"]]
 
 
 def test_offsets_and_numbers_of_dictionaries_are_looked_at(tmp_path):

@@ -137,9 +137,9 @@ def test_rows_are_cut_as_they_are_parsed():
         parts = [data[a:b] for a, b in itertools.pairwise(cuts)]
         assert [row for part in parts for row in rows_by_pyarrow(part)] == whole, data
         for at in range(1, len(data)):
-            found = framing.boundary(data[: at + 3], at, is_end=False)
+            actual = framing.boundary(data[: at + 3], at, is_end=False)
             # An error that is found before the end of the data is known is also found with all data.
-            assert found in (None, framing.boundary(data, at, is_end=True)), data
+            assert actual in (None, framing.boundary(data, at, is_end=True)), data
     assert 0 < num_broken < 300
 
 
@@ -268,8 +268,10 @@ def test_birds(tmp_path):
         assert (int(np.isnan(speeds).sum()), float(np.nansum(speeds))) == (122, 134948.0)
         for name in table.column_names:
             expected = table[name].fill_null(-1) if pa.types.is_integer(table[name].type) else table[name]
-            found = np.where(np.isnan(batch[name]), -1, batch[name]) if name in table.column_names[-1:] else batch[name]
-            assert found.tolist() == expected.to_pylist(), name
+            actual = (
+                np.where(np.isnan(batch[name]), -1, batch[name]) if name in table.column_names[-1:] else batch[name]
+            )
+            assert actual.tolist() == expected.to_pylist(), name
 
 
 def test_weather():
@@ -605,8 +607,8 @@ def test_text_of_digits_after_the_sample_is_no_number(tmp_path, split_bytes, val
         assert len(list(read_csv(path, ["s", "n"], sample_bytes=50))) == 111
         assert read_csv(path, "c", sample_bytes=50, dtypes={"c": "str"}).skip(100).take(1).get_single_element() == text
         if value not in ("-01", "0x1F"):
-            found = read_csv(path, "c", sample_bytes=50, dtypes={"c": "float64"}).skip(100).take(1)
-            assert found.get_single_element() == float(text)
+            actual = read_csv(path, "c", sample_bytes=50, dtypes={"c": "float64"}).skip(100).take(1)
+            assert actual.get_single_element() == float(text)
         known = read_csv(path, "c", sample_bytes=50, null_values=["", text]).skip(100).take(1).get_single_element()
         assert np.isnan(known)
 
@@ -733,14 +735,14 @@ def test_newlines_in_quotes_are_found_as_one_by_one(seed):
     quotes = Quotes()
     for length in draws.integers(1, 300, size=300):
         data = bytes(draws.choice(list(b'ab,,"""\n\r'), length).astype(np.uint8))
-        is_open = has_closed = found = False
+        is_open = has_closed = actual = False
         for byte, before in zip(data, b"\n" + data[:-1], strict=True):
             is_quote = byte == ord('"')
             was_open = is_open
             is_open = was_open != is_quote if was_open else is_quote and (before in b",\n\r" or has_closed)
             has_closed = was_open and is_quote
-            found |= is_open and byte in b"\n\r"
-        assert quotes.has_quoted_newline(data) == (found or is_open), data
+            actual |= is_open and byte in b"\n\r"
+        assert quotes.has_quoted_newline(data) == (actual or is_open), data
 
 
 COMMENTS = '# made by X, "v2"\r\n#\n\n# of 3 columns, and it\'s long\n'
@@ -757,9 +759,9 @@ def test_lines_of_comment_before_the_first_row_are_left_out(tmp_path, header, sp
     names = {True: ["n", "s"], False: ["c0", "c1"]}.get(header, header) if isinstance(header, bool) else header
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         ds = daskdist.read_csv(tmp_path, header=header, comment="#")
-        found = [tuple(row[name] for name in names) for row in ds]
+        actual = [tuple(row[name] for name in names) for row in ds]
     once = [(1, "#a"), (2, "b"), (3, "c")]
-    assert found == [*once, *once, (4, "d")]
+    assert actual == [*once, *once, (4, "d")]
 
 
 def test_a_comment_is_not_taken_for_a_header(tmp_path):

@@ -19,7 +19,7 @@ from daskdist.testing import FormatLaws
 
 
 def records_of(dataset):
-    return [bytes(each) for each in dataset]
+    return [bytes(element) for element in dataset]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ class TestFixedLengthCompressedWithHeader(TestFixedLengthCompressed):
         form, files = self.make_format(), self.write(tmp_path)
         with dask.config.set({"daskdist.split-bytes": 1}):
             splits = [form.list_splits(path, 0, FirstFile(path, form.spec(path))) for path in files]
-        assert [[split.num_rows for split in each] for each in splits] == [[None]] * len(files)
+        assert [[split.num_rows for split in value] for value in splits] == [[None]] * len(files)
 
 
 # --- as in TensorFlow 2.21 ---

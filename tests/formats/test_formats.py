@@ -110,8 +110,8 @@ def test_a_record_that_is_longer_than_one_may_be(tmp_path, name, split_bytes):
             # Every record fits: its value has 5,000 bytes, but in some formats the record is larger.
             assert len(list(read_files(path))) == num_elements
         with dask.config.set({"daskdist.max-record-bytes": 2000}):
-            told = rf"{re.escape(path)}.*at byte \d+.* of more than 2000 bytes, .*daskdist\.max-record-bytes"
-            with pytest.raises(errors.FileError, match=told):
+            report = rf"{re.escape(path)}.*at byte \d+.* of more than 2000 bytes, .*daskdist\.max-record-bytes"
+            with pytest.raises(errors.FileError, match=report):
                 list(whole)
             kept = list(whole.with_options(daskdist.Options(on_error="skip")))
             assert len(kept) == (0 if name.startswith("json.") or name == "json" else len(kept))
@@ -242,7 +242,7 @@ def test_a_broken_file_is_skipped_for_replicas(parquet_files, policy):
     distributed = strategy.distribute_dataset(ds)
     assert distributed.cardinality() == daskdist.data.UNKNOWN_CARDINALITY
     iterator = iter(distributed)
-    found = [int(x) for batch in iterator for part in strategy.local_results(batch) for x in part]
-    assert sorted(found) == [0, 1, 2, 3, *range(8, 16)]
+    actual = [int(x) for batch in iterator for part in strategy.local_results(batch) for x in part]
+    assert sorted(actual) == [0, 1, 2, 3, *range(8, 16)]
     assert iterator.stats()["skipped_by_file"] == {paths[1]: 1}
     assert iterator.stats()["num_elements"] > 0

@@ -206,10 +206,10 @@ def test_dtypes(tmp_path, array, dtype):
     ds = read_hdf5(tmp_path / "a.h5", "x")
     wanted = array.dtype.newbyteorder("=")
     assert ds.element_spec == TensorSpec(array.shape[1:], wanted)
-    found = next(iter(ds.batch(100)))
-    assert found.dtype == wanted
-    assert found.dtype.metadata is None
-    np.testing.assert_array_equal(found, array)
+    actual = next(iter(ds.batch(100)))
+    assert actual.dtype == wanted
+    assert actual.dtype.metadata is None
+    np.testing.assert_array_equal(actual, array)
 
 
 def test_text_and_bytes_and_lists(tmp_path):
@@ -275,9 +275,9 @@ def test_dtypes_that_no_element_holds(tmp_path, dtype, words):
 )
 def test_arrays_in_a_structure(tmp_path, arrays, row):
     path = write(tmp_path / "a.h5", {"a": np.arange(3), "b": np.arange(3) / 2, "deep/er/c": np.arange(3) + 10})
-    found = list(read_hdf5(path, arrays))[1]
+    actual = list(read_hdf5(path, arrays))[1]
     leaves, structure = Structure.of(row)
-    for given, leaf in zip(structure.leaves_of(found), leaves, strict=True):
+    for given, leaf in zip(structure.leaves_of(actual), leaves, strict=True):
         np.testing.assert_array_equal(given, leaf)
 
 
@@ -391,8 +391,8 @@ def test_files_are_recognised_by_their_content(tmp_path):
 
 def test_a_file_that_another_takes_the_place_of_unnoticed(tmp_path):
     path, other = tmp_path / "a.h5", tmp_path / "b.h5"
-    for each, names in ((path, "xy"), (other, "yx")):
-        with h5py.File(each, "w") as file:
+    for item, names in ((path, "xy"), (other, "yx")):
+        with h5py.File(item, "w") as file:
             for value, name in enumerate(names):
                 file[name] = np.full(100, value)
     assert path.stat().st_size == other.stat().st_size

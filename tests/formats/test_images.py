@@ -291,8 +291,8 @@ def owner_of(array):
 @pytest.mark.parametrize("odd", [0, 1, 70, 99])
 def test_an_image_of_another_width_keeps_no_other_in_memory(tmp_path, odd):
     pictures = [picture(k, width=9 if k == odd else 7) for k in range(100)]
-    for k, each in enumerate(pictures):
-        save(tmp_path / f"{k:02d}.png", each)
+    for k, value in enumerate(pictures):
+        save(tmp_path / f"{k:02d}.png", value)
     images = list(read_images(tmp_path, labels=None))
     daskdist.testing.same_elements(images, pictures)
     # 64 images are read together. If they have one shape, they are rows of one array; otherwise each is an array.

@@ -33,7 +33,7 @@ def objects(numbers):
 
 
 def elements(numbers):
-    text = np.array([each["s"] for each in objects(range(50))], TEXT)
+    text = np.array([value["s"] for value in objects(range(50))], TEXT)
     return [
         {
             "n": np.int64(k),
@@ -47,7 +47,7 @@ def elements(numbers):
 
 
 def lines(records):
-    return "".join(json.dumps(each) + "\n" for each in records)
+    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ class TestSomeFields(TestLines):
 
     def write(self, directory):
         return {
-            path: [{"x": np.array([each["n"], each["f"]]), "s": each["s"]} for each in rows]
+            path: [{"x": np.array([row["n"], row["f"]]), "s": row["s"]} for row in rows]
             for path, rows in super().write(directory).items()
         }
 
@@ -125,7 +125,7 @@ def test_penguins():
     assert len(own) == len(batch["Species"]) == 344
     for name, column in batch.items():
         stands = missing.get(name, float("nan"))
-        expected = [stands if each[name] is None else each[name] for each in own]
+        expected = [stands if value[name] is None else value[name] for value in own]
         np.testing.assert_array_equal(column, np.array(expected, column.dtype), err_msg=name)
     assert np.isnan(batch["Beak Length (mm)"]).sum() == 2
     assert (batch["Sex"] == "").sum() == 10
@@ -157,9 +157,9 @@ def test_types_are_inferred_from_the_sample(write, values, dtype):
 def test_fields_that_objects_lack_are_null(write):
     path = write('{"a": 1}\n{"b": 2.5}\n{"at": {"x": 1}}\n{"at": {"y": 2.0}}\n')
     given = list(read_json(path, missing={"a": -1, "at": {"x": -2}}))
-    assert [int(each["a"]) for each in given] == [1, -1, -1, -1]
-    assert [int(each["at"]["x"]) for each in given] == [-2, -2, 1, -2]
-    np.testing.assert_array_equal([each["at"]["y"] for each in given], [np.nan, np.nan, np.nan, 2])
+    assert [int(part["a"]) for part in given] == [1, -1, -1, -1]
+    assert [int(item["at"]["x"]) for item in given] == [-2, -2, 1, -2]
+    np.testing.assert_array_equal([value["at"]["y"] for value in given], [np.nan, np.nan, np.nan, 2])
     with pytest.raises(errors.ArgumentError, match=r"'at', which holds structs, give a dict by field, of 'x', 'y'"):
         read_json(path, missing={"at": -1})
     with pytest.raises(errors.ArgumentError, match="missing: no column 'z'"):
@@ -240,9 +240,9 @@ def test_later_values_of_another_type(write, second, message):
 def test_the_advice_of_the_message_works(write):
     path = write('{"a": 1}\n{"a": 2.5, "b": "x"}\n')
     given = list(read_json(path, dtypes={"a": "float64", "b": "str"}, missing={"b": ""}, sample_bytes=9))
-    assert [(float(each["a"]), each["b"]) for each in given] == [(1.0, ""), (2.5, "x")]
+    assert [(float(item["a"]), item["b"]) for item in given] == [(1.0, ""), (2.5, "x")]
     # Columns that are not selected may hold anything.
-    assert [float(each) for each in read_json(path, "a", dtypes={"a": "float32"}, sample_bytes=9)] == [1, 2.5]
+    assert [float(value) for value in read_json(path, "a", dtypes={"a": "float32"}, sample_bytes=9)] == [1, 2.5]
 
 
 @pytest.mark.parametrize(
@@ -268,9 +268,9 @@ def test_columns_without_a_type(write, content, message):
 
 def test_a_field_of_no_type_can_be_left_out_or_given_one(write):
     path = write('{"a": 99999999999999999999, "b": 1}\n{"a": "x", "b": 2}\n')
-    assert [int(each) for each in read_json(path, "b")] == [1, 2]
+    assert [int(item) for item in read_json(path, "b")] == [1, 2]
     path = write('{"a": 99999999999999999999}\n')
-    assert [float(each) for each in read_json(path, "a", dtypes={"a": "float64"})] == [1e20]
+    assert [float(value) for value in read_json(path, "a", dtypes={"a": "float64"})] == [1e20]
 
 
 def test_text_that_is_no_utf8(write):
@@ -290,7 +290,7 @@ def test_invalid_times_are_an_error(write):
 def test_only_lines_with_nulls_are_left_out(write):
     path = write('{"a": 1}\n{"a": null}\n{"a": 3}\n')
     given = list(iterator := iter(read_json(path, "a").ignore_errors()))
-    assert [int(each) for each in given] == [1, 3]
+    assert [int(value) for value in given] == [1, 3]
     assert iterator.stats()["skipped_by_file"] == {path: 1}
 
 
@@ -312,7 +312,7 @@ def test_only_lines_with_nulls_are_left_out(write):
 def test_where_objects_are(write, content, split_bytes):
     path = write(content)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
-        assert [int(each) for each in read_json(path, "a")] == [1, 2]
+        assert [int(value) for value in read_json(path, "a")] == [1, 2]
 
 
 @pytest.mark.parametrize("split_bytes", [1, 1000])
@@ -324,7 +324,7 @@ def test_null_in_place_of_an_object_is_an_error(write, content, split_bytes):
         with pytest.raises(errors.FileError, match=r"null.*it is not an object"):
             list(ds)
         kept = iter(ds.ignore_errors())
-        assert [int(each) for each in kept] == [1]
+        assert [int(value) for value in kept] == [1]
         assert kept.stats()["num_skipped"] == 1
 
 
@@ -336,7 +336,7 @@ def test_objects_over_several_lines_are_errors_with_lines(write, split_bytes):
         pytest.raises(errors.FileError, match=r"it is not JSON: .*give lines=False"),
     ):
         list(read_json(path, dtypes={"a": "int64"}, lines=True))
-    assert [int(each["a"]) for each in read_json(path, lines=False)] == [1, 2]
+    assert [int(value["a"]) for value in read_json(path, lines=False)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_arrays_that_are_broken(write, content, kept, message):
 def test_the_first_file_tells_the_types_and_workers_do_not_ask_again(write, monkeypatch):
     paths = [write("", "a.jsonl"), write('{"a": 1}\n', "b.jsonl"), write('[{"a": 2.5}]', "c.json")]
     ds = read_json(paths[:2], "a")
-    assert [int(each) for each in ds] == [1]
+    assert [int(element) for element in ds] == [1]
     form = node_of(ds).format
     assert form.schema is not None
     moved = pickle.loads(pickle.dumps(form))

@@ -126,9 +126,9 @@ def test_rows_are_as_numpy_has_them(tmp_path, array):
     ds = read_npy(tmp_path / "a.npy")
     assert ds.element_spec == TensorSpec(array.shape[1:], array.dtype.newbyteorder("="))
     assert ds.cardinality() == len(array)
-    found = next(iter(ds.batch(100)))
-    np.testing.assert_array_equal(found, np.load(tmp_path / "a.npy"))
-    assert found.dtype == array.dtype.newbyteorder("=")
+    actual = next(iter(ds.batch(100)))
+    np.testing.assert_array_equal(actual, np.load(tmp_path / "a.npy"))
+    assert actual.dtype == array.dtype.newbyteorder("=")
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
@@ -415,13 +415,13 @@ def test_what_is_written_numpy_reads(tmp_path):
     with (tmp_path / "a.npz").open("wb") as file:
         form.write(rows, file)
     assert zipfile.ZipFile(tmp_path / "a.npz").testzip() is None
-    with np.load(tmp_path / "a.npz") as found:
+    with np.load(tmp_path / "a.npz") as actual:
         # "file" is the name of a parameter of np.savez.
-        assert found["file"].tolist() == [0, 1, 2]
-        assert found["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert actual["file"].tolist() == [0, 1, 2]
+        assert actual["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert npy_writer(ElementSpec.of(np.zeros(2))).suffixes[0] == ".npy"
 
 
 def reversed_items(elements):
-    flat = [Structure.flatten(each) for each in elements]
+    flat = [Structure.flatten(element) for element in elements]
     return flat[0][1], [leaves for leaves, _ in flat]

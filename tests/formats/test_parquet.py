@@ -88,12 +88,12 @@ def test_columns_make_elements(path, columns, first, spec):
     leaves, structure = Structure.of(first)
     assert type(element) is type(first)
     assert element_spec_of(ds).structure == structure
-    for found, expected, said in zip(structure.leaves_of(element), leaves, element_spec_of(ds).leaves, strict=True):
-        np.testing.assert_array_equal(found, expected)
-        assert type(found) is type(expected)
+    for actual, expected, said in zip(structure.leaves_of(element), leaves, element_spec_of(ds).leaves, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+        assert type(actual) is type(expected)
         # The spec says the shape and the dtype of the values.
-        assert said.shape == np.shape(found)
-        assert isinstance(found, str) or said.dtype == found.dtype
+        assert said.shape == np.shape(actual)
+        assert isinstance(actual, str) or said.dtype == actual.dtype
     assert spec is None or ds.element_spec == spec
     batch = next(iter(ds.batch(7)))
     assert element_spec_of(ds.batch(7, drop_remainder=True)) == ElementSpec.of(batch)
@@ -175,9 +175,9 @@ def test_columns_side_by_side_in_the_given_order(path):
 )
 def test_types(tmp_path, array, expected):
     ds = read_parquet(write(tmp_path, array), "c")
-    found = next(iter(ds.batch(10)))
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
+    actual = next(iter(ds.batch(10)))
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
     assert ds.element_spec == TensorSpec(expected.shape[1:], expected.dtype)
 
 
@@ -248,9 +248,9 @@ def test_types_that_no_array_holds(tmp_path, array):
 )
 def test_every_row_once_and_in_order(parquet_files, rows, row_group):
     ds = read_parquet(parquet_files(rows, row_group=row_group))
-    found = list(ds)
-    assert [int(row["id"]) for row in found] == list(range(sum(rows)))
-    assert [float(row["x"]) for row in found] == [k / 2 for k in range(sum(rows))]
+    actual = list(ds)
+    assert [int(row["id"]) for row in actual] == list(range(sum(rows)))
+    assert [float(row["x"]) for row in actual] == [k / 2 for k in range(sum(rows))]
     assert ds.cardinality() == sum(rows)
     batches = list(ds.batch(4))
     assert [len(batch["id"]) for batch in batches] == [4] * (sum(rows) // 4) + [sum(rows) % 4] * (sum(rows) % 4 > 0)
@@ -670,9 +670,9 @@ def test_rows_with_a_null_are_left_out_one_by_one(tmp_path):
 )
 def test_nulls_within_lists(tmp_path, values, missing, expected):
     pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet")
-    found = read_parquet(tmp_path, "x", missing=None if missing is None else {"x": missing})
-    np.testing.assert_equal([each.tolist() for each in found], expected)
-    assert all(found.element_spec.is_compatible_with(each) for each in found)
+    actual = read_parquet(tmp_path, "x", missing=None if missing is None else {"x": missing})
+    np.testing.assert_equal([value.tolist() for value in actual], expected)
+    assert all(actual.element_spec.is_compatible_with(result) for result in actual)
 
 
 def test_nulls_within_lists_without_a_replacement(tmp_path):

@@ -280,9 +280,9 @@ def test_reading_never_writes_to_the_database(tmp_path):
 )
 def test_types_of_sqlite(tmp_path, declared, values, expected):
     ds = read_sql("t", table(tmp_path, declared, values), columns="i")
-    (found,) = ds.batch(10)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
+    (actual,) = ds.batch(10)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
     assert ds.element_spec == TensorSpec((), expected.dtype)
 
 
@@ -496,9 +496,9 @@ def test_a_server_that_does_not_answer():
 
 
 def _binary(name):
-    found = shutil.which(name)
+    actual = shutil.which(name)
     places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    return found or (str(places[-1]) if places else None)
+    return actual or (str(places[-1]) if places else None)
 
 
 class Server:
@@ -555,8 +555,8 @@ class Server:
     def run(self, *statements):
         with self.driver.connect(host=str(self.directory), user="me", password="open sesame", dbname="postgres") as db:
             for statement in statements:
-                found = db.execute(statement)
-            return found.fetchall() if found.description else None
+                actual = db.execute(statement)
+            return actual.fetchall() if actual.description else None
 
 
 @pytest.fixture(scope="module")
@@ -650,12 +650,12 @@ def test_postgresql_types(types, what):
     (row,) = ds
     assert bytes(row["b"]) == b"\x00\x01"
     for k, (kind, (_, expected)) in enumerate(TYPES.items()):
-        found, spec = row[f"c{k}"], ds.element_spec[f"c{k}"]
+        actual, spec = row[f"c{k}"], ds.element_spec[f"c{k}"]
         if isinstance(expected, str):
-            assert (str(found), spec.dtype) == (expected, TEXT), kind
+            assert (str(actual), spec.dtype) == (expected, TEXT), kind
         else:
-            np.testing.assert_array_equal(found, expected, kind)
-            assert found.dtype == expected.dtype == spec.dtype, kind
+            np.testing.assert_array_equal(actual, expected, kind)
+            assert actual.dtype == expected.dtype == spec.dtype, kind
     assert isinstance(next(iter(ds.ragged_batch(1)))["c21"], Ragged)
 
 

@@ -107,16 +107,16 @@ def test_blocks(tmp_path, dtype):
     shapes, compressions = [(3,), (7, 2), (2, 1, 1), (4, 0, 3), (0,), (0, 2)], [None, "lz4", "zstd", "AUTO"]
     for shape, compression in itertools.product(shapes, compressions):
         block = Block(LONE, [column_of(dtype, shape)])
-        found = round_trip(block, tmp_path, compression)
-        assert isinstance(found, Block), (shape, compression)
-        assert same_leaf(block.leaves[0], found.leaves[0]), (shape, compression)
-        same_rows(found, block)
+        actual = round_trip(block, tmp_path, compression)
+        assert isinstance(actual, Block), (shape, compression)
+        assert same_leaf(block.leaves[0], actual.leaves[0]), (shape, compression)
+        same_rows(actual, block)
 
 
 def test_payloads_of_nan_are_kept(tmp_path):
     bits = np.array([0x7FF8000000000001, 0xFFF0000000000001, 0x7FF4000000000000], np.uint64)
-    found = round_trip(Block(LONE, [bits.view(np.float64)]), tmp_path)
-    np.testing.assert_array_equal(found.leaves[0].view(np.uint64), bits)
+    actual = round_trip(Block(LONE, [bits.view(np.float64)]), tmp_path)
+    np.testing.assert_array_equal(actual.leaves[0].view(np.uint64), bits)
 
 
 @pytest.mark.parametrize("dtype", VALUES)
@@ -126,18 +126,18 @@ def test_rows_of_different_lengths(tmp_path, dtype):
         rows = Ragged(column_of(dtype, (6, *inner)), np.array([0, 2, 2, 5, 6], splits))
         deep = Ragged(rows, np.array([0, 0, 3, 4], np.int32))
         block = Block(PAIR, [rows[:3], deep])
-        found = round_trip(block, tmp_path, compression)
-        assert isinstance(found, Block), case
-        assert same_leaf(rows[:3], found.leaves[0]), case
-        assert same_leaf(deep, found.leaves[1]), case
-        same_rows(found, block)
+        actual = round_trip(block, tmp_path, compression)
+        assert isinstance(actual, Block), case
+        assert same_leaf(rows[:3], actual.leaves[0]), case
+        assert same_leaf(deep, actual.leaves[1]), case
+        same_rows(actual, block)
 
 
 def test_rows_of_different_lengths_and_no_rows(tmp_path):
     none = Ragged(np.zeros((0, 2), ">i4"), [0])
-    found = round_trip(Block(PAIR, [none, Ragged(none, [0])]), tmp_path)
-    assert same_leaf(none, found.leaves[0])
-    assert len(found) == 0
+    actual = round_trip(Block(PAIR, [none, Ragged(none, [0])]), tmp_path)
+    assert same_leaf(none, actual.leaves[0])
+    assert len(actual) == 0
 
 
 @pytest.mark.parametrize("dtype", VALUES)
@@ -149,9 +149,9 @@ def test_elements_of_other_shapes(tmp_path, dtype):
     for items, kind in [(same, Block), (longer, Block), (other, Bundle), (mixed, Bundle)]:
         for compression in (None, "zstd"):
             rows = bundle(*items)
-            found = round_trip(rows, tmp_path, compression)
-            assert isinstance(found, kind)
-            same_rows(found, rows)
+            actual = round_trip(rows, tmp_path, compression)
+            assert isinstance(actual, kind)
+            same_rows(actual, rows)
 
 
 def test_elements_that_are_rows_of_different_lengths(tmp_path):
@@ -168,17 +168,17 @@ def test_elements_that_are_rows_of_different_lengths(tmp_path):
         ((Ragged(np.zeros(3, ">f4"), [0, 1, 3]),), Block),
     ]:
         rows = bundle(*items)
-        found = round_trip(rows, tmp_path)
-        assert isinstance(found, kind)
-        same_rows(found, rows)
+        actual = round_trip(rows, tmp_path)
+        assert isinstance(actual, kind)
+        same_rows(actual, rows)
 
 
 def test_scalars_of_text_keep_their_zeros_and_widths(tmp_path):
     leaves = [np.str_("a\0"), np.str_(""), np.str_("abc"), np.str_("\ud800")]
     rows = bundle(*leaves)
-    found = round_trip(rows, tmp_path)
-    same_rows(found, rows)
-    assert [element.dtype for element in found.elements()] == [leaf.dtype for leaf in leaves]
+    actual = round_trip(rows, tmp_path)
+    same_rows(actual, rows)
+    assert [element.dtype for element in actual.elements()] == [leaf.dtype for leaf in leaves]
     rows = bundle(np.bytes_(b"a\0"), np.bytes_(b""), np.bytes_(b"\xff"))
     same_rows(round_trip(rows, tmp_path), rows)
     rows = bundle(np.bytes_(b"a\0"), np.str_("a\0"), np.array("a"))
@@ -190,37 +190,37 @@ def test_scalars_of_text_keep_their_zeros_and_widths(tmp_path):
 def test_text_of_no_width(tmp_path):
     none = np.ndarray((2,), "U0")
     rows = bundle(none, none)
-    found = round_trip(rows, tmp_path)
-    assert [element.dtype for element in found.elements()] == [none.dtype] * 2
+    actual = round_trip(rows, tmp_path)
+    assert [element.dtype for element in actual.elements()] == [none.dtype] * 2
     assert round_trip(Block(LONE, [none]), tmp_path).leaves[0].dtype == none.dtype
 
 
 def test_elements_of_text_are_arrays_in_a_bundle(tmp_path):
     rows = Bundle(PAIR, [(np.array("a", TEXT), np.zeros(2)), (np.array("", TEXT), np.zeros((1, 1)))])
-    found = round_trip(rows, tmp_path)
-    assert isinstance(found, Bundle)
-    same_rows(found, rows)
+    actual = round_trip(rows, tmp_path)
+    assert isinstance(actual, Bundle)
+    same_rows(actual, rows)
     rows = bundle(np.array(b"a", object), np.array(b"", object))
     same_rows(round_trip(rows, tmp_path), rows)
 
 
 def test_arrays_without_axes_become_scalars(tmp_path):
-    found = round_trip(bundle(np.array(1.5), np.array(2.5)), tmp_path)
-    assert [type(element) for element in found.elements()] == [np.float64, np.float64]
+    actual = round_trip(bundle(np.array(1.5), np.array(2.5)), tmp_path)
+    assert [type(element) for element in actual.elements()] == [np.float64, np.float64]
 
 
 def test_elements_without_leaves(tmp_path):
     empty = Structure.of(())[1]
-    found = round_trip(Bundle(empty, [(), (), ()]), tmp_path)
-    assert list(found.elements()) == [(), (), ()]
+    actual = round_trip(Bundle(empty, [(), (), ()]), tmp_path)
+    assert list(actual.elements()) == [(), (), ()]
     assert len(round_trip(Block(empty, []), tmp_path)) == 0
 
 
 @pytest.mark.parametrize("compression", [None, "lz4"])
 def test_an_empty_bundle_is_stored(tmp_path, compression):
-    found = round_trip(Bundle(PAIR, []), tmp_path, compression)
-    assert isinstance(found, Bundle)
-    assert list(found.elements()) == []
+    actual = round_trip(Bundle(PAIR, []), tmp_path, compression)
+    assert isinstance(actual, Bundle)
+    assert list(actual.elements()) == []
 
 
 @pytest.mark.parametrize(
@@ -230,9 +230,9 @@ def test_an_empty_bundle_is_stored(tmp_path, compression):
 def test_batches(tmp_path, bounds, kind):
     rows = Block(Structure.of({"x": 0, "s": 0})[1], [column_of("T", (6,)), np.arange(12.0).reshape(6, 2)])
     batches = Batches(rows, bounds)
-    found = round_trip(batches, tmp_path)
-    assert isinstance(found, kind)
-    same_rows(found, batches)
+    actual = round_trip(batches, tmp_path)
+    assert isinstance(actual, kind)
+    same_rows(actual, batches)
 
 
 def test_batches_of_batches_and_of_ragged_rows(tmp_path):
@@ -260,10 +260,10 @@ def test_any_block(data, nest, num_rows, compression):
     structure = Structure.of(nest)[1]
     block = Block(structure, [data.draw(columns(num_rows)) for _ in range(structure.num_leaves)])
     with tempfile.TemporaryDirectory() as directory:
-        found = round_trip(block, directory, compression)
-        assert isinstance(found, Block)
-        assert all(map(same_leaf, block.leaves, found.leaves))
-        same_rows(found, block)
+        actual = round_trip(block, directory, compression)
+        assert isinstance(actual, Block)
+        assert all(map(same_leaf, block.leaves, actual.leaves))
+        same_rows(actual, block)
 
 
 @given(st.data(), nests, st.integers(0, 4), codecs)
@@ -299,9 +299,9 @@ def long(request, tmp_path_factory):
 
 def test_all_of_many_rows(long):
     block, directory, part = long
-    found = read_part(directory, part, block.structure)
-    assert all(map(same_leaf, block.leaves, found.leaves))
-    assert found.where(7) == f"row 7 of {directory}/long.arrow"
+    actual = read_part(directory, part, block.structure)
+    assert all(map(same_leaf, block.leaves, actual.leaves))
+    assert actual.where(7) == f"row 7 of {directory}/long.arrow"
 
 
 def test_parts_of_several_batches_are_read(long):
@@ -312,8 +312,8 @@ def test_parts_of_several_batches_are_read(long):
     with pa.ipc.new_file(f"{directory}/cut.arrow", batch.schema) as file:
         for start in range(0, len(batch), 9_999):
             file.write_batch(batch.slice(start, 9_999))
-    found = read_part(directory, SavedPart("cut.arrow", part.num_rows, part.num_bytes), block.structure)
-    assert all(map(same_leaf, block.leaves, found.leaves))
+    actual = read_part(directory, SavedPart("cut.arrow", part.num_rows, part.num_bytes), block.structure)
+    assert all(map(same_leaf, block.leaves, actual.leaves))
 
 
 def test_numbers_are_used_where_they_lie(tmp_path):
@@ -323,23 +323,23 @@ def test_numbers_are_used_where_they_lie(tmp_path):
     read_part(str(tmp_path), part, PAIR)
     allocated = pa.total_allocated_bytes()
     tracemalloc.start()
-    found = read_part(str(tmp_path), part, PAIR)
+    actual = read_part(str(tmp_path), part, PAIR)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
     assert pa.total_allocated_bytes() - allocated < 10_000
-    assert not found.leaves[0].flags.owndata
-    assert not found.leaves[0].flags.writeable
+    assert not actual.leaves[0].flags.owndata
+    assert not actual.leaves[0].flags.writeable
 
 
 def test_rows_outlive_their_file(tmp_path):
     block = Block(LONE, [np.arange(10**5)])
-    found = round_trip(block, tmp_path)
+    actual = round_trip(block, tmp_path)
     (tmp_path / "part-0.arrow").unlink()
-    same_rows(found.slice(0, 9), block.slice(0, 9))
+    same_rows(actual.slice(0, 9), block.slice(0, 9))
     # Writing a new file of the same name does not change the rows of the old one.
     round_trip(Block(LONE, [np.zeros(10**5, int)]), tmp_path)
-    np.testing.assert_array_equal(found.leaves[0], np.arange(10**5))
+    np.testing.assert_array_equal(actual.leaves[0], np.arange(10**5))
 
 
 def test_any_reader_of_arrow_reads_parts(tmp_path):
@@ -375,8 +375,8 @@ def test_urls(bucket, compression):
     made = Manifest("token", SPEC, 5, (part,), compression)
     write_manifest(bucket, made)
     assert exists(bucket)
-    found = read_manifest(bucket)
-    assert found.parts == (part,)
+    actual = read_manifest(bucket)
+    assert actual.parts == (part,)
     same_rows(read_part(bucket, part, PAIR), block)
     assert remove_unfinished(bucket) == (left.name,)
     with pytest.raises(FileError, match=r"b.arrow: not found"):

@@ -138,8 +138,8 @@ def test_a_file_of_flipped_bits(written, compression):
         # Each file has a new name, as a file that is mapped into memory must not change.
         (path.parent / f"c-{number}.arrow").write_bytes(data)
         try:
-            found = read_part(str(path.parent), SavedPart(f"c-{number}.arrow", part.num_rows, 0), structure)
-            outcomes[len(list(found.elements()))] += 1
+            actual = read_part(str(path.parent), SavedPart(f"c-{number}.arrow", part.num_rows, 0), structure)
+            outcomes[len(list(actual.elements()))] += 1
         except FileError as error:
             assert f"c-{number}.arrow" in str(error)  # noqa: PT017 - some are read as they are
             outcomes["refused"] += 1
@@ -241,15 +241,15 @@ def test_manifests(tmp_path):
     made = manifest()
     write_manifest(directory, made)
     assert exists(directory)
-    found = read_manifest(directory)
-    assert found.parts == made.parts
-    assert (found.fingerprint, found.cardinality, found.compression) == ("token", 6, "lz4")
-    assert found.spec.structure == SPEC.structure
-    assert [type(leaf) for leaf in found.spec.leaves] == [type(leaf) for leaf in SPEC.leaves]
-    assert [leaf.name for leaf in found.spec.leaves] == ["pixels", None, None, None]
-    assert [leaf.dtype for leaf in found.spec.leaves] == ["float32", "int32", TEXT, "datetime64[25s]"]
-    assert found.spec.packed["x"][1]._fields == ("x", "y")
-    assert type(found.spec.packed["x"][1]) is Point
+    actual = read_manifest(directory)
+    assert actual.parts == made.parts
+    assert (actual.fingerprint, actual.cardinality, actual.compression) == ("token", 6, "lz4")
+    assert actual.spec.structure == SPEC.structure
+    assert [type(leaf) for leaf in actual.spec.leaves] == [type(leaf) for leaf in SPEC.leaves]
+    assert [leaf.name for leaf in actual.spec.leaves] == ["pixels", None, None, None]
+    assert [leaf.dtype for leaf in actual.spec.leaves] == ["float32", "int32", TEXT, "datetime64[25s]"]
+    assert actual.spec.packed["x"][1]._fields == ("x", "y")
+    assert type(actual.spec.packed["x"][1]) is Point
     # Replace the manifest.
     write_manifest(directory, manifest(names=()))
     assert read_manifest(directory).parts == ()
@@ -260,25 +260,25 @@ def test_manifests(tmp_path):
 @settings(max_examples=50, deadline=None)
 def test_any_structure(nest):
     structure = Structure.of(nest)[1]
-    found = structure_from_json(json.loads(json.dumps(structure_to_json(structure))))
-    assert found == structure
-    packed, other = structure.pack(range(structure.num_leaves)), found.pack(range(structure.num_leaves))
+    actual = structure_from_json(json.loads(json.dumps(structure_to_json(structure))))
+    assert actual == structure
+    packed, other = structure.pack(range(structure.num_leaves)), actual.pack(range(structure.num_leaves))
     assert in_order(other) == in_order(packed)
 
 
 def in_order(nest):
     """Return a nest with the types of tuples, and with dicts as lists of items, so that their order is compared too."""
     if isinstance(nest, dict):
-        return [(name, in_order(each)) for name, each in nest.items()]
-    return (type(nest), [in_order(each) for each in nest]) if isinstance(nest, tuple) else nest
+        return [(name, in_order(item)) for name, item in nest.items()]
+    return (type(nest), [in_order(value) for value in nest]) if isinstance(nest, tuple) else nest
 
 
 @given(st.one_of(numbers, st.sampled_from(["longdouble", "T", "O", "U0", "S0"]).map(np.dtype)))
 @settings(max_examples=50, deadline=None)
 def test_any_dtype(dtype):
-    found = dtype_from_json(json.loads(json.dumps(dtype_to_json(dtype))))
-    assert found == (dtype if dtype.isnative else dtype.newbyteorder("="))
-    assert found.isnative
+    actual = dtype_from_json(json.loads(json.dumps(dtype_to_json(dtype))))
+    assert actual == (dtype if dtype.isnative else dtype.newbyteorder("="))
+    assert actual.isnative
 
 
 def test_named_tuples_of_no_module(tmp_path):
@@ -286,10 +286,10 @@ def test_named_tuples_of_no_module(tmp_path):
     changed = collections.namedtuple("Point", "x y z", module=__name__)
     for kind in (local, changed):
         content = structure_to_json(Structure.of(kind(*range(len(kind._fields))))[1])
-        found = structure_from_json(content).pack(range(len(kind._fields)))
-        assert type(found) is not Point
-        assert type(found).__name__ == kind.__name__
-        assert found._fields == kind._fields
+        actual = structure_from_json(content).pack(range(len(kind._fields)))
+        assert type(actual) is not Point
+        assert type(actual).__name__ == kind.__name__
+        assert actual._fields == kind._fields
         # Reading gives the same class each time, and writing that class gives the same text.
         assert structure_from_json(content) == structure_from_json(content)
         assert structure_to_json(structure_from_json(content)) == content
@@ -520,6 +520,6 @@ def test_processes_side_by_side(tmp_path):
     assert [process.wait(60) for process in running] == [0, 0]
     for number in range(2):
         for part in range(20):
-            found = read_part(str(tmp_path), SavedPart(f"part-{number}-{part}.arrow", 5, 0), LONE)
-            np.testing.assert_array_equal(found.leaves[0], np.full(5, number))
+            actual = read_part(str(tmp_path), SavedPart(f"part-{number}-{part}.arrow", 5, 0), LONE)
+            np.testing.assert_array_equal(actual.leaves[0], np.full(5, number))
     assert len(list(tmp_path.iterdir())) == 40

@@ -33,8 +33,8 @@ DATA = TESTS / "data"
 
 
 def masked(content):
-    found = google_crc32c.value(content)
-    return struct.pack("<I", (((found >> 15) | (found << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+    actual = google_crc32c.value(content)
+    return struct.pack("<I", (((actual >> 15) | (actual << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def framed(*records):
@@ -45,7 +45,7 @@ def framed(*records):
 
 
 def records_of(dataset):
-    return [bytes(each) if isinstance(each, bytes) else each.item() for each in dataset]
+    return [bytes(element) if isinstance(element, bytes) else element.item() for element in dataset]
 
 
 def written(path, *records):
@@ -116,7 +116,7 @@ def test_files_that_tensorflow_wrote():
     }
     for name, expected in facts.items():
         rows = list(read_tfrecord(DATA / name, features))
-        found = (
+        actual = (
             len(rows),
             sum(int(row["label"]) for row in rows),
             sum(np.frombuffer(row["image"], np.uint8).sum(dtype=int) for row in rows),
@@ -126,7 +126,7 @@ def test_files_that_tensorflow_wrote():
             str(rows[0]["name"]),
             str(rows[-1]["name"]),
         )
-        assert found == expected
+        assert actual == expected
         assert len(list(read_files(DATA / name))) == expected[0]
     first = list(read_tfrecord(DATA / "digits-0.tfrecord", {"label": features["label"]}).take(10))
     assert [int(row["label"]) for row in first] == list(range(10))
@@ -193,7 +193,7 @@ def test_a_length_that_looks_like_gzip(tmp_path):
     record = bytes(0x088B1F)
     path = written(tmp_path / "a.tfrecord", record, b"b")
     assert Path(path).read_bytes().startswith(b"\x1f\x8b\x08")
-    assert [len(each) for each in records_of(read_tfrecord(path))] == [len(record), 1]
+    assert [len(value) for value in records_of(read_tfrecord(path))] == [len(record), 1]
 
 
 def test_a_gzip_name_of_an_uncompressed_file(tmp_path):
@@ -300,7 +300,7 @@ def test_an_index_counts_records_and_writes_nothing(tmp_path):
     assert sum(split.num_rows for split in splits) == 20
     assert len(splits) > 4
     assert records_of(ds) == records
-    assert [each.name for each in tmp_path.iterdir()] == ["a.tfrecord"]
+    assert [value.name for value in tmp_path.iterdir()] == ["a.tfrecord"]
     # A file that was changed has another index.
     written(tmp_path / "a.tfrecord", *records[:7])
     assert read_tfrecord(path, index=True).cardinality() == 7
@@ -339,13 +339,15 @@ def test_parts_read_by_threads_at_once(tmp_path):
     with dask.config.set({"daskdist.split-bytes": "50 kB"}):
         form = TFRecord()
         splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
-    found = {}
-    threads = [threading.Thread(target=lambda k=k: found.update({k: form.read(splits[k])})) for k in range(len(splits))]
+    actual = {}
+    threads = [
+        threading.Thread(target=lambda k=k: actual.update({k: form.read(splits[k])})) for k in range(len(splits))
+    ]
     for thread in reversed(threads):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [record for k in range(len(splits)) for record in found[k].leaves[0]] == records
+    assert [record for k in range(len(splits)) for record in actual[k].leaves[0]] == records
 
 
 # --- writing ---
@@ -417,8 +419,8 @@ def test_numbers_that_are_too_large_are_not_written(tmp_path, column, message):
 def test_floats_that_fit_and_those_that_are_infinite_are_written(tmp_path):
     values = [np.inf, -np.inf, np.nan, 3.4e38, 0.1]
     Dataset.from_tensor_slices({"x": np.array(values)}).to_tfrecord(tmp_path)
-    found = [float(e["x"]) for e in read_tfrecord(tmp_path, {"x": FixedLenFeature((), "float32")})]
-    np.testing.assert_array_equal(found, np.float32(values))
+    actual = [float(e["x"]) for e in read_tfrecord(tmp_path, {"x": FixedLenFeature((), "float32")})]
+    np.testing.assert_array_equal(actual, np.float32(values))
 
 
 def test_leaves_of_several_dtypes_are_not_converted_to_a_common_one(tmp_path):

@@ -179,10 +179,10 @@ def test_refused_records(record, feature, reason, number):
     records.insert(number // 2, record)
     columns, refused = parsed(records, a=feature)
     assert len(columns["a"]) == number - 1
-    ((row, found),) = refused
+    ((row, actual),) = refused
     assert row == number // 2
     with pytest.raises(ValueError, match=reason):
-        raise ValueError(found)
+        raise ValueError(actual)
 
 
 def drawn(draws, damage):
@@ -223,11 +223,11 @@ def test_records_parsed_together_equal_records_parsed_one_by_one(seed):
     lengths = np.array([len(record) for record in records])
     columns, rows, refused = reader.parse(b"".join(records), np.cumsum(lengths) - lengths, lengths)
     assert 0 < len(refused) < 200
-    told = dict(refused)
+    report = dict(refused)
     for row, record in enumerate(records):
         alone, _, why = reader.parse(record, np.zeros(1, np.int64), lengths[row : row + 1])
-        assert [reason for _, reason in why] == ([told[row]] if row in told else [])
-        if row not in told:
+        assert [reason for _, reason in why] == ([report[row]] if row in report else [])
+        if row not in report:
             place = int(np.searchsorted(rows, row))
             for column, expected in zip(columns, alone, strict=True):
                 assert np.array_equal(column[place], expected[0])
@@ -249,12 +249,12 @@ def test_records_of_one_length_parsed_together_equal_those_parsed_one_by_one(see
     )
     size, gap = len(records[0]), bytes(3)
     starts, lengths = np.arange(len(records)) * (size + 3), np.full(len(records), size)
-    columns, rows, refused = reader.parse(b"".join(bytes(each) + gap for each in records), starts, lengths)
-    told = dict(refused)
+    columns, rows, refused = reader.parse(b"".join(bytes(value) + gap for value in records), starts, lengths)
+    report = dict(refused)
     for row, record in enumerate(records):
         alone, _, why = reader.parse(bytes(record), np.zeros(1, np.int64), lengths[:1])
-        assert [reason for _, reason in why] == ([told[row]] if row in told else [])
-        if row not in told:
+        assert [reason for _, reason in why] == ([report[row]] if row in report else [])
+        if row not in report:
             place = int(np.searchsorted(rows, row))
             for column, expected in zip(columns, alone, strict=True):
                 assert np.asarray(column[place]).tobytes() == np.asarray(expected[0]).tobytes() or (
@@ -310,8 +310,8 @@ def test_invalid_features(make, message):
 
 
 def test_ways_to_say_a_dtype():
-    assert {VarLenFeature(each) for each in (bytes, "bytes", "string", object)} == {VarLenFeature(np.object_)}
-    assert {VarLenFeature(each) for each in (str, "str", np.str_)} <= {VarLenFeature(TEXT)}
+    assert {VarLenFeature(value) for value in (bytes, "bytes", "string", object)} == {VarLenFeature(np.object_)}
+    assert {VarLenFeature(item) for item in (str, "str", np.str_)} <= {VarLenFeature(TEXT)}
     assert VarLenFeature(float) == VarLenFeature(np.float32)
     assert VarLenFeature(int) == VarLenFeature("int64")
     assert FixedLenFeature(3, int, np.array([1, 2, 3])) == FixedLenFeature([3], "int64", (1, 2, 3))
@@ -379,7 +379,7 @@ def test_a_record_without_a_requested_feature(tmp_path):
     records = [example(a=floats(k)) for k in range(50)]
     records[7] = example(a=integers(7))
     path = tmp_path / "a.tfrecord"
-    path.write_bytes(framed(np.frombuffer(b"".join(records), np.uint8), np.array([len(each) for each in records])))
+    path.write_bytes(framed(np.frombuffer(b"".join(records), np.uint8), np.array([len(value) for value in records])))
     ds = read_tfrecord(path, {"a": FLOAT})
     expected = r"record 7 of .*a\.tfrecord bytes 0 to \d+, \d+ bytes at \d+: feature 'a' holds int64, but float32"
     with pytest.raises(errors.FileError, match=expected):

@@ -65,7 +65,7 @@ def element(k):
 
 def read_with(form, path):
     splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
-    return [each for split in splits for each in form.read(split).elements()]
+    return [value for split in splits for value in form.read(split).elements()]
 
 
 class TestWebDataset(FormatLaws):
@@ -316,7 +316,7 @@ def test_fields_of_other_kinds_than_their_names_say(tmp_path):
 
 def test_json_of_another_structure_than_the_first(tmp_path):
     def path_of(*contents):
-        return save(tmp_path, [(f"{k}.json", json.dumps(each).encode()) for k, each in enumerate(contents)])
+        return save(tmp_path, [(f"{k}.json", json.dumps(content).encode()) for k, content in enumerate(contents)])
 
     many = [{"a": 1}] * 70
     assert [float(x["a"]) for x in read_webdataset(path_of({"a": 1}, {"a": 2.5}), "json")] == [1, 2.5]
@@ -484,8 +484,8 @@ def test_a_framing_finds_the_same_by_hops_and_by_reading(tmp_path):
     for at in range(0, len(data) + 1, 497):
         expected = framing.boundary(data, at, is_end=True)
         assert framing.hop(lambda start, stop: data[start:stop], 0, at, len(data)) == expected
-        found = framing.boundary(data[: at + 4000], at, is_end=False)
-        assert found in (None, expected)
+        actual = framing.boundary(data[: at + 4000], at, is_end=False)
+        assert actual in (None, expected)
 
 
 def test_many_archives_list_fast(tmp_path):

@@ -127,7 +127,7 @@ def test_columns_are_in_the_order_given(tmp_path):
     (path,) = Dataset.from_tensor_slices(ROUND["names in another order"]).to_parquet(tmp_path)
     schema = pq.read_schema(path)
     assert schema.names == ["z", "a", "m"]
-    assert [each.name for each in schema.field("m").type] == ["b", "a"]
+    assert [value.name for value in schema.field("m").type] == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_nests_that_are_no_dict_of_names_come_back_by_columns(tmp_path, elements
 
 def test_a_tuple_within_is_a_struct_of_numbers(tmp_path):
     paths = Dataset.from_tensor_slices({"a": (np.arange(3), np.ones(3))}).to_parquet(tmp_path)
-    assert [list(map(int, each["a"].values())) for each in read_parquet(paths)] == [[0, 1], [1, 1], [2, 1]]
+    assert [list(map(int, value["a"].values())) for value in read_parquet(paths)] == [[0, 1], [1, 1], [2, 1]]
 
 
 def test_arrays_whose_length_differs_are_lists(tmp_path):
@@ -169,7 +169,7 @@ def test_files_have_one_schema_whatever_is_in_them(tmp_path):
     ds = Dataset.from_generator(lambda: ({"x": np.array(x, np.int64), "w": str(x)} for x in rows), spec)
     paths = ds.to_parquet(tmp_path, rows_per_file=2)
     assert len({str(pq.read_schema(path)) for path in paths}) == 1
-    assert [each["x"].tolist() for each in read_parquet(paths)] == rows
+    assert [value["x"].tolist() for value in read_parquet(paths)] == rows
 
 
 def test_ragged_batches_are_lists_of_lists(tmp_path):
@@ -196,11 +196,11 @@ def test_batches_are_written_as_rows_where_that_is_asked_for(tmp_path, method):
     getattr(rows, method)(tmp_path / "rows", **size)
     batches = rows.batch(3).map(lambda batch: {"cls": batch["cls"] * 1})
     getattr(batches, method)(tmp_path / "batches", unbatch=True, **size)
-    found, expected = (
+    actual, expected = (
         {file.relative_to(root): file.read_bytes() for file in root.rglob("*") if file.is_file()}
         for root in (tmp_path / "batches", tmp_path / "rows")
     )
-    assert found == expected
+    assert actual == expected
 
 
 @pytest.mark.parametrize("method", [*WRITERS, "to_zarr"])
@@ -223,9 +223,9 @@ def test_batches_are_refused_unless_unbatch_is_given(tmp_path, method, build):
 
 def test_seconds_come_back_in_milliseconds(tmp_path):
     (path,) = Dataset.from_tensor_slices(np.arange(3).astype("M8[s]")).to_parquet(tmp_path)
-    found = list(read_parquet(path, columns="value"))
-    assert found == [np.datetime64(k * 1000, "ms") for k in range(3)]
-    assert found[0].dtype == "M8[ms]"
+    actual = list(read_parquet(path, columns="value"))
+    assert actual == [np.datetime64(k * 1000, "ms") for k in range(3)]
+    assert actual[0].dtype == "M8[ms]"
 
 
 def test_dates_beyond_those_of_columns_are_not_written(tmp_path):
@@ -256,8 +256,8 @@ def test_numbers_of_either_byte_order(tmp_path):
 
 def test_a_spec_that_only_the_data_tells(tmp_path):
     ds = unknown(lambda x: {"n": np.frombuffer(b"abc"[: x - 49], np.uint8)}, 3)
-    found = list(read_parquet(ds.to_parquet(tmp_path)))
-    assert [each["n"].tolist() for each in found] == [[97], [97, 98], [97, 98, 99]]
+    actual = list(read_parquet(ds.to_parquet(tmp_path)))
+    assert [result["n"].tolist() for result in actual] == [[97], [97, 98], [97, 98, 99]]
 
 
 def test_row_groups_are_of_the_size_of_splits(tmp_path):
@@ -308,8 +308,8 @@ def test_pictures_of_differing_sizes_make_no_column(tmp_path):
     with pytest.raises(errors.ArgumentError, match=r"only the length of its first axis may vary; .*x\.reshape\(-1\)"):
         ds.to_parquet(tmp_path)
     flat = ds.map(lambda x: {"x": x.reshape(-1), "shape": np.array(x.shape)})
-    found = [each["x"].reshape(each["shape"]) for each in read_parquet(flat.to_parquet(tmp_path))]
-    same_elements(found, list(ds), "put together again")
+    actual = [value["x"].reshape(value["shape"]) for value in read_parquet(flat.to_parquet(tmp_path))]
+    same_elements(actual, list(ds), "put together again")
 
 
 def test_windows_make_no_column(tmp_path):
@@ -392,7 +392,7 @@ def test_a_file_for_so_many_rows(tmp_path, method):
         "to_npy": daskdist.read_npy,
         "to_webdataset": daskdist.read_webdataset,
     }[method]
-    counts = [[int(each["cls"]) for each in read([path])] for path in paths]
+    counts = [[int(value["cls"]) for value in read([path])] for path in paths]
     assert counts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
@@ -486,16 +486,16 @@ def test_in_memory(method):
     try:
         assert all(path.startswith("memory://") for path in paths)
         if method == "to_zarr":
-            assert [int(each["cls"]) for each in daskdist.read_zarr(paths)] == [0, 1, 2, 3, 4]
-            assert [Path(each).name for each in fs.ls("/written", detail=False)] == ["to_zarr"]
+            assert [int(entry["cls"]) for entry in daskdist.read_zarr(paths)] == [0, 1, 2, 3, 4]
+            assert [Path(part).name for part in fs.ls("/written", detail=False)] == ["to_zarr"]
         else:
-            assert [each.rpartition("/")[2] for each in fs.ls(f"/written/{method}", detail=False)] == [
+            assert [item.rpartition("/")[2] for item in fs.ls(f"/written/{method}", detail=False)] == [
                 f"_daskdist_{method.removeprefix('to_')}.json",
                 *(path.rpartition("/")[2] for path in paths),
             ]
             assert len(paths) == 3
         if method == "to_parquet":
-            assert [int(each["cls"]) for each in read_parquet(directory)] == [0, 1, 2, 3, 4]
+            assert [int(value["cls"]) for value in read_parquet(directory)] == [0, 1, 2, 3, 4]
     finally:
         fs.rm("/written", recursive=True)
 
@@ -698,10 +698,10 @@ def test_a_disk_that_is_full(tmp_path):
                 print(error)
     """
     with run(program, tmp_path, *WRITERS, "to_zarr") as process:
-        told, trouble = process.communicate(timeout=60)
-    told = told.splitlines()
-    assert len(told) == 5, trouble
-    for line in told:
+        report, trouble = process.communicate(timeout=60)
+    report = report.splitlines()
+    assert len(report) == 5, trouble
+    for line in report:
         assert str(tmp_path) in line
         assert "cannot be written" in line
         assert "File too large" in line
@@ -806,9 +806,9 @@ class Watched(Submit):
     def results(self, handles):
         from distributed.protocol import serialize_bytes
 
-        found = super().results(handles)
-        self.num_bytes.append(len(serialize_bytes(found)))
-        return found
+        actual = super().results(handles)
+        self.num_bytes.append(len(serialize_bytes(actual)))
+        return actual
 
 
 @pytest.mark.cluster
@@ -824,9 +824,9 @@ def test_the_workers_write(tmp_path, on_cluster, method, split_small):
         "to_webdataset": daskdist.read_webdataset,
         "to_zarr": daskdist.read_zarr,
     }[method]
-    found = [divmod(int(each["cls"]), 1_000_000) for each in read(paths)]
-    assert [x for _, x in found] == list(range(40))
-    assert os.getpid() not in {pid for pid, _ in found}
+    actual = [divmod(int(value["cls"]), 1_000_000) for value in read(paths)]
+    assert [x for _, x in actual] == list(range(40))
+    assert os.getpid() not in {pid for pid, _ in actual}
     assert names_in(tmp_path / "new")[0] == ("cls" if method == "to_zarr" else Path(paths[0]).name)
 
 
@@ -847,9 +847,9 @@ def test_elements_are_not_sent_to_the_program(tmp_path, on_cluster):
 def test_saved_by_the_workers(tmp_path, on_cluster, split_small):
     ds = Dataset.range(40).map(lambda x: (x, os.getpid()), vectorized=False)
     ds.save(tmp_path, strategy=on_cluster)
-    found = [(int(x), int(pid)) for x, pid in Dataset.load(tmp_path)]
-    assert [x for x, _ in found] == list(range(40))
-    assert os.getpid() not in {pid for _, pid in found}
+    actual = [(int(x), int(pid)) for x, pid in Dataset.load(tmp_path)]
+    assert [x for x, _ in actual] == list(range(40))
+    assert os.getpid() not in {pid for _, pid in actual}
 
 
 @pytest.mark.cluster
@@ -869,7 +869,7 @@ def test_a_directory_that_is_not_shared(on_cluster):
 
 def test_a_strategy_in_this_process(tmp_path):
     paths = samples(10).to_parquet(tmp_path, strategy=daskdist.MirroredStrategy(["CPU:0", "CPU:1"]))
-    assert [int(each["cls"]) for each in read_parquet(paths)] == list(range(10))
+    assert [int(value["cls"]) for value in read_parquet(paths)] == list(range(10))
 
 
 def test_written_files_do_not_name_this_project(tmp_path):

@@ -69,7 +69,7 @@ class TestZarr(FormatLaws):
         form = self.make_format()
         first = FirstFile(path, form.spec(path))
         messages = []
-        files = [each for each in Path(path).rglob("*") if each.name in ("zarr.json", ".zarray", ".zgroup")]
+        files = [value for value in Path(path).rglob("*") if value.name in ("zarr.json", ".zarray", ".zgroup")]
         assert len(files) == 3
         for seed in range(200):
             file = files[seed % 3]
@@ -206,15 +206,15 @@ def test_dtypes(tmp_path, array, zarr_format):
     ds = read_zarr(path, "x")
     wanted = array.dtype if array.dtype == TEXT else array.dtype.newbyteorder("=")
     assert ds.element_spec == TensorSpec(array.shape[1:], wanted)
-    found = next(iter(ds.batch(100)))
-    assert found.dtype == wanted
-    np.testing.assert_array_equal(found, array)
+    actual = next(iter(ds.batch(100)))
+    assert actual.dtype == wanted
+    np.testing.assert_array_equal(actual, array)
 
 
 def test_bytes_of_any_length(tmp_path):
     made = zarr.create_array(tmp_path / "a.zarr", shape=(3,), chunks=(2,), dtype="variable_length_bytes")
     made[:] = np.array([b"a", b"", b"x\0\0"], object)
-    assert [bytes(each) for each in read_zarr(tmp_path / "a.zarr")] == [b"a", b"", b"x\0\0"]
+    assert [bytes(value) for value in read_zarr(tmp_path / "a.zarr")] == [b"a", b"", b"x\0\0"]
     assert read_zarr(tmp_path / "a.zarr").element_spec == TensorSpec((), object)
 
 
@@ -240,9 +240,9 @@ def test_arrays_in_a_structure(tmp_path, arrays, row, is_consolidated):
     write_group(tmp_path / "a.zarr" / "deep", {"c": np.arange(3) + 10})
     if is_consolidated:
         zarr.consolidate_metadata(path)
-    found = list(read_zarr(path, arrays))[1]
+    actual = list(read_zarr(path, arrays))[1]
     leaves, structure = Structure.of(row)
-    for given, leaf in zip(structure.leaves_of(found), leaves, strict=True):
+    for given, leaf in zip(structure.leaves_of(actual), leaves, strict=True):
         np.testing.assert_array_equal(given, leaf)
 
 
@@ -394,7 +394,7 @@ def test_stores_written_in_parts(tmp_path, place, num_rows):
         {"x": np.float32([k, -0.0]), "t": np.datetime64(k, "s"), "s": np.array(f"text {k}", TEXT)[()], "b": k % 2 == 0}
         for k in range(num_rows)
     ]
-    flat = [Structure.flatten(each) for each in elements]
+    flat = [Structure.flatten(element) for element in elements]
     structure = flat[0][1]
     store = create_store(path, ElementSpec.of(elements[0]), 4)
     try:
@@ -409,9 +409,9 @@ def test_stores_written_in_parts(tmp_path, place, num_rows):
         with pytest.raises(errors.FileError, match=r"no such store|neither a group nor an array"):
             read_zarr(path)
         store.finish(num_rows)
-        found = list(read_zarr(path))
-        assert len(found) == num_rows
-        for given, expected in zip(found, elements, strict=True):
+        actual = list(read_zarr(path))
+        assert len(actual) == num_rows
+        for given, expected in zip(actual, elements, strict=True):
             assert given["s"] == expected["s"]
             assert given["t"] == expected["t"]
             assert bool(given["b"]) == expected["b"]
@@ -586,4 +586,4 @@ def test_a_file_system_with_a_state_is_created_for_each_use(tmp_path, monkeypatc
         monkeypatch.setattr(Snapshot, "FOLDER", str(tmp_path / str(number)))
         # fsspec tells the file systems of different threads apart.
         with dask.config.set({"daskdist.num-threads": 1}):
-            assert [int(each["x"]) for each in read_zarr("snapshot://a.zarr")] == [number] * 3
+            assert [int(value["x"]) for value in read_zarr("snapshot://a.zarr")] == [number] * 3

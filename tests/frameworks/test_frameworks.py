@@ -32,7 +32,7 @@ README = Path(__file__).parents[2] / "README.md"
 ROWS = 240
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
 
-each_number = pytest.mark.parametrize("dtype", [np.dtype(each).name for each in "?bBhHiIlLefdFD"])
+each_number = pytest.mark.parametrize("dtype", [np.dtype(letter).name for letter in "?bBhHiIlLefdFD"])
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -229,8 +229,8 @@ def address_of(array: Any) -> int:
 @pytest.mark.parametrize("index", [0, 1])
 def test_arrays_of_devices_are_shared(torch, strict, no_copies, index):
     there = devices.device(f"STRICT:{index}").put(TABLE)
-    tensors = [daskdist.to_torch(each) for each in (there, there.T, there[:, ::2], there[1:2, 3:])]
-    assert [each.data_ptr() - address_of(there) for each in tensors] == [0, 0, 0, 9 * 8]
+    tensors = [daskdist.to_torch(item) for item in (there, there.T, there[:, ::2], there[1:2, 3:])]
+    assert [tensor.data_ptr() - address_of(there) for tensor in tensors] == [0, 0, 0, 9 * 8]
     assert tensors[2].tolist() == TABLE[:, ::2].tolist()
 
 
@@ -392,10 +392,10 @@ def test_what_steps_give_is_reduced_and_gathered(framework, step, op):
     strategy = mirrored(2)
     given, wanted = strategy.run(step, args=(BATCH,)), strategy.run(lambda x: x * 2, args=(BATCH,))
     for axis in (None, 0):
-        found, should = strategy.reduce(op, given, axis=axis), strategy.reduce(op, wanted, axis=axis)
-        assert type(found) is type(should)
-        assert found.dtype == should.dtype
-        assert found.tolist() == should.tolist()
+        actual, should = strategy.reduce(op, given, axis=axis), strategy.reduce(op, wanted, axis=axis)
+        assert type(actual) is type(should)
+        assert actual.dtype == should.dtype
+        assert actual.tolist() == should.tolist()
     assert strategy.gather(given, axis=0).tolist() == [0, 2, 4, 6, 8, 10]
 
 
@@ -453,20 +453,20 @@ def test_tensors_on_a_device_are_reduced_there(is_strict, no_copies, framework, 
     strategy = mirrored(2)
     given = strategy.run(step, args=(BATCH,))
     for axis, wanted in ((None, [6, 8, 10]), (0, 10)):
-        found = strategy.reduce("MAX", given, axis=axis)
-        assert devices.device_of(found) == is_strict
-        assert np.from_dlpack(found).tolist() == wanted
-    found = strategy.gather(given, axis=0)
-    assert devices.device_of(found) == is_strict
-    assert np.from_dlpack(found).tolist() == [0, 2, 4, 6, 8, 10]
+        actual = strategy.reduce("MAX", given, axis=axis)
+        assert devices.device_of(actual) == is_strict
+        assert np.from_dlpack(actual).tolist() == wanted
+    actual = strategy.gather(given, axis=0)
+    assert devices.device_of(actual) == is_strict
+    assert np.from_dlpack(actual).tolist() == [0, 2, 4, 6, 8, 10]
 
 
 def test_tensors_on_a_device_share_its_memory(torch, is_strict, no_copies):
     tensor = torch.arange(3.0)
-    found = devices.adopted(tensor)
-    assert devices.device_of(found) == is_strict
-    assert address_of(found) == tensor.data_ptr()
-    assert devices.adopted(found) is found
+    actual = devices.adopted(tensor)
+    assert devices.device_of(actual) == is_strict
+    assert address_of(actual) == tensor.data_ptr()
+    assert devices.adopted(actual) is actual
 
 
 def test_tensors_come_to_the_host_where_arrays_of_their_device_are_not_loaded(torch, monkeypatch):
@@ -704,8 +704,8 @@ def test_keras_trains(keras):
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] / 20
     # Keras takes one batch to build the model; then each epoch is a pass, with another order.
-    assert [len(each) for each in recorded.passes] == [1, 4, 4, 4, 4]
-    orders = [np.concatenate([x for x, _ in each]).tolist() for each in recorded.passes[1:]]
+    assert [len(value) for value in recorded.passes] == [1, 4, 4, 4, 4]
+    orders = [np.concatenate([x for x, _ in item]).tolist() for item in recorded.passes[1:]]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
 
@@ -772,8 +772,8 @@ def test_keras_joins_the_parts_of_replicas_of_a_cluster(keras, on_cluster):
 
 def test_the_last_step_of_keras_may_be_short(keras):
     batches = mirrored(3).distribute_dataset(Dataset.range(7).map(lambda x: (x, x * 2)).batch(6))
-    found = list(daskdist.keras_data(batches).get_numpy_iterator())
-    assert [[part.tolist() for part in step] for step in found] == [
+    actual = list(daskdist.keras_data(batches).get_numpy_iterator())
+    assert [[part.tolist() for part in step] for step in actual] == [
         [[0, 1, 2, 3, 4, 5], [0, 2, 4, 6, 8, 10]],
         [[6], [12]],
     ]
@@ -786,14 +786,14 @@ def test_keras_counts_steps_that_are_not_known(keras):
     with pytest.warns(UserWarning, match="ran out of data"):
         history = linear(keras).fit(data, epochs=2, verbose=0)
     assert len(history.history["loss"]) == 2
-    assert [len(each) for each in some.passes] == [1, 3, 3]
+    assert [len(value) for value in some.passes] == [1, 3, 3]
 
 
 def test_keras_continues_in_an_endless_dataset(keras):
     endless = Recorded(Dataset.counter().map(lambda x: (np.ones(3), np.ones(1) * x)).batch(1))
     data = daskdist.keras_data(endless)
     linear(keras).fit(data, epochs=2, steps_per_epoch=3, verbose=0)
-    assert [[y[0, 0] for _, y in each] for each in endless.passes] == [[0], [0, 1, 2, 3, 4, 5]]
+    assert [[y[0, 0] for _, y in value] for value in endless.passes] == [[0], [0, 1, 2, 3, 4, 5]]
 
 
 def test_keras_data_refuses_unsupported_elements(keras):
@@ -870,10 +870,10 @@ def test_readme_examples_run(request, framework):
     x = np.random.default_rng(0).normal(size=(200, 3))
     dataset = Dataset.from_tensor_slices({"x": x, "y": x @ WEIGHTS}).batch(20)
     names: dict[str, Any] = {"daskdist": daskdist, "dataset": dataset}
-    exec(compile(next(each for each in blocks if f"import {framework}" in each), "README.md", "exec"), names)
-    found = {
+    exec(compile(next(block for block in blocks if f"import {framework}" in block), "README.md", "exec"), names)
+    actual = {
         "torch": lambda: names["line"].weight.tolist()[0],
         "jax": lambda: names["weights"].tolist(),
         "keras": lambda: kernel(names["keras"], names["model"]),
     }[framework]()
-    assert found == pytest.approx(WEIGHTS.tolist(), abs=0.2)
+    assert actual == pytest.approx(WEIGHTS.tolist(), abs=0.2)

@@ -46,8 +46,8 @@ def trained_alone(torch: Any, x: Any, y: Any, batch_size: int, num_epochs: int) 
         for start in range(0, len(x), batch_size):
             rows = slice(start, start + batch_size)
             optimizer.zero_grad()
-            found = line(torch.from_numpy(x[rows]))[:, 0]
-            torch.nn.functional.mse_loss(found, torch.from_numpy(y[rows])).backward()
+            actual = line(torch.from_numpy(x[rows]))[:, 0]
+            torch.nn.functional.mse_loss(actual, torch.from_numpy(y[rows])).backward()
             optimizer.step()
     return line.weight.detach().numpy()
 
@@ -83,14 +83,14 @@ def test_replicas_train_as_one(torch, on_cluster):
     batches = on_cluster.distribute_dataset(Dataset.from_tensor_slices({"x": x, "y": y}).batch(40))
     results = on_cluster.local_results(on_cluster.run(train, args=(batches, 3)))
     expected = trained_alone(torch, x, y, 40, 3)
-    for number, found in enumerate(results):
-        assert (found["rank"], found["size"]) == (number, 2)
-        assert found["num_batches"] == 18
+    for number, actual in enumerate(results):
+        assert (actual["rank"], actual["size"]) == (number, 2)
+        assert actual["num_batches"] == 18
         # Both replicas have equally many rows, so the mean of their gradients is the gradient of the whole batch.
-        np.testing.assert_allclose(found["weights"], expected, rtol=1e-12)
+        np.testing.assert_allclose(actual["weights"], expected, rtol=1e-12)
     # The process group ends with its block, so that another one can be made.
     again = on_cluster.local_results(on_cluster.run(train, args=(batches, 1)))
-    assert [found["rank"] for found in again] == [0, 1]
+    assert [actual["rank"] for actual in again] == [0, 1]
 
 
 @pytest.mark.cluster
@@ -192,7 +192,7 @@ def test_a_torch_module_is_kept_trained_and_restored(torch, two, tmp_path):
         x, y = daskdist.to_torch(batch)
         module.zero_grad()
         torch.nn.functional.mse_loss(module(x)[:, 0], y).backward()
-        gradients = [each.grad.numpy() for each in module.parameters()]
+        gradients = [value.grad.numpy() for value in module.parameters()]
         gradients = daskdist.get_replica_context().all_reduce("MEAN", gradients)
         with torch.no_grad():
             for parameter, gradient in zip(module.parameters(), gradients, strict=True):
@@ -204,7 +204,7 @@ def test_a_torch_module_is_kept_trained_and_restored(torch, two, tmp_path):
     def train():
         for batch in batches:
             two.run(step, args=(batch,))
-        return [each.tolist() for each in two.local_results(two.run(weights))]
+        return [value.tolist() for value in two.local_results(two.run(weights))]
 
     x, y = points()
     batches = two.distribute_dataset(Dataset.from_tensor_slices((x, y)).batch(40))
@@ -216,7 +216,7 @@ def test_a_torch_module_is_kept_trained_and_restored(torch, two, tmp_path):
     assert later[0] != first
     assert np.abs(np.array(later[0][0]) - WEIGHTS).max() < 0.2
     checkpoint.restore(tmp_path / "model.npz")
-    assert [each.tolist() for each in two.local_results(two.run(weights))] == [first, first]
+    assert [value.tolist() for value in two.local_results(two.run(weights))] == [first, first]
     # Training from the checkpoint gives the same values again.
     assert train() == later
 
@@ -262,8 +262,8 @@ def test_sums_of_tensors_keep_no_gradient_graph(torch):
         made = daskdist.Variable(lambda: {"w": torch.zeros(2, requires_grad=True)}, aggregation="SUM")
     for _ in range(2):
         strategy.run(lambda: made.assign_add({"w": torch.ones(2)}))
-    found = strategy.local_results(made)
-    assert [(each["w"].grad_fn, each["w"].tolist()) for each in found] == [(None, [4, 4])] * 2
+    actual = strategy.local_results(made)
+    assert [(result["w"].grad_fn, result["w"].tolist()) for result in actual] == [(None, [4, 4])] * 2
 
 
 def jax_step(weights: Any, batch: Any) -> Any:
@@ -291,7 +291,7 @@ def jax_trained_alone(num_epochs: int, batch_size: int) -> Any:
         for start in range(0, ROWS, batch_size):
             rows = slice(start, start + batch_size)
             gradient = jax_step(weights, (x[rows], y[rows]))
-            weights = jax.tree.map(lambda weight, each: weight - 0.2 * each, weights, gradient)
+            weights = jax.tree.map(lambda weight, value: weight - 0.2 * value, weights, gradient)
     return weights
 
 
@@ -304,9 +304,9 @@ def test_a_nest_of_jax_arrays_is_kept_trained_and_restored(jax, two, tmp_path, h
         import jax
 
         here = weights.read_value()
-        change = jax.tree.map(lambda each: 0.2 * each, jax_step(here, batch))
+        change = jax.tree.map(lambda item: 0.2 * item, jax_step(here, batch))
         if how == "assign":
-            weights.assign(jax.tree.map(lambda each, by: each - by, here, change))
+            weights.assign(jax.tree.map(lambda value, by: value - by, here, change))
         else:
             weights.assign_sub(change)
 
@@ -314,8 +314,8 @@ def test_a_nest_of_jax_arrays_is_kept_trained_and_restored(jax, two, tmp_path, h
         import jax
 
         here = weights.read_value()
-        assert all(isinstance(each, jax.Array) for each in jax.tree.leaves(here))
-        return {name: np.asarray(each) for name, each in here.items()}
+        assert all(isinstance(leave, jax.Array) for leave in jax.tree.leaves(here))
+        return {name: np.asarray(value) for name, value in here.items()}
 
     def train():
         for batch in batches:
@@ -334,7 +334,7 @@ def test_a_nest_of_jax_arrays_is_kept_trained_and_restored(jax, two, tmp_path, h
     twice = train()
     np.testing.assert_allclose(twice["w"], WEIGHTS, atol=0.1)
     checkpoint.restore(tmp_path / "weights.npz")
-    assert [each["w"].tolist() for each in two.local_results(two.run(kept))] == [once["w"].tolist()] * 2
+    assert [part["w"].tolist() for part in two.local_results(two.run(kept))] == [once["w"].tolist()] * 2
     assert train()["w"].tolist() == twice["w"].tolist()
 
 
@@ -345,7 +345,7 @@ def test_a_nest_of_jax_arrays_without_aggregation_is_the_same_on_all(jax, two):
     def moved(by):
         import jax
 
-        weights.assign(jax.tree.map(lambda each: each + by, weights.read_value()))
+        weights.assign(jax.tree.map(lambda value: value + by, weights.read_value()))
         return weights.read_value()["w"].tolist()
 
     assert two.local_results(two.run(moved, args=(1.0,))) == ([1, 1, 1], [1, 1, 1])
@@ -374,7 +374,7 @@ def test_arrays_of_a_framework_are_a_variable_of_arrays(request, two, library):
         made.assign_add({"w": ones(), "b": np.float64(1)})
         return made.read_value()["w"]
 
-    assert [each.tolist() for each in two.local_results(two.run(step))] == [[5, 5]] * 2
+    assert [value.tolist() for value in two.local_results(two.run(step))] == [[5, 5]] * 2
     assert float(made.numpy()["b"]) == 4
 
 
@@ -388,7 +388,7 @@ def test_jax_trains_in_a_loop_on_the_replicas(jax, two):
             for batch in steps:
                 num_batches += 1
                 gradient = context.all_reduce("MEAN", jax_step(weights, batch))
-                weights = jax.tree.map(lambda weight, each: weight - 0.2 * each, weights, gradient)
+                weights = jax.tree.map(lambda weight, value: weight - 0.2 * value, weights, gradient)
         return {"w": np.asarray(weights["w"]), "b": float(weights["b"]), "batches": num_batches}
 
     batches = two.distribute_dataset(Dataset.from_tensor_slices(points()).batch(40))

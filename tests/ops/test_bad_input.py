@@ -400,9 +400,9 @@ def test_a_replica_function_that_raises_names_its_replica(request, strategy_name
     pieces = PerReplica((np.array([1]), np.array([0])))
     with pytest.raises(ZeroDivisionError) as caught:
         repr(strategy.run(reciprocal_of_piece, args=(pieces,)))
-    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-    assert "replica 1" in told
-    assert "reciprocal_of_piece" in told
+    report = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "replica 1" in report
+    assert "reciprocal_of_piece" in report
     # The strategy can be used afterwards.
     pieces = PerReplica((np.array([1]), np.array([2])))
     assert float(strategy.reduce("SUM", strategy.run(reciprocal_of_piece, args=(pieces,)), axis=None)) == 1.5
@@ -562,9 +562,9 @@ def test_another_server_at_the_address_or_an_invalid_one():
         said = connect_apart(*addresses, silent, DASK_DASKDIST__TIMEOUTS__CONNECT="1")
     for address in addresses:
         assert re.search(f"ClusterError: .*{re.escape(address)}", said)
-    told = re.search(rf"ClusterError: .*{re.escape(silent)}.* within 1 s[\s\S]*\[(\d+) s\]", said)
-    assert told is not None, said
-    assert int(told[1]) < 6
+    report = re.search(rf"ClusterError: .*{re.escape(silent)}.* within 1 s[\s\S]*\[(\d+) s\]", said)
+    assert report is not None, said
+    assert int(report[1]) < 6
     assert said.count("ClusterError: ") == len(addresses) + 1
     assert "Exception ignored" not in said
 

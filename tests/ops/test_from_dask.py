@@ -205,9 +205,9 @@ def test_columns(what, npartitions):
     values, expected = COLUMNS[what]
     ds = Dataset.from_dask(frame(npartitions, c=values), columns="c")
     assert ds.element_spec == TensorSpec(expected.shape[1:], expected.dtype)
-    (found,) = ds.batch(9)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
+    (actual,) = ds.batch(9)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_nulls_need_a_replacement(values, missing, filled):
     with pytest.raises(ArgumentError, match=r"from_dask: partition 1 of .*column 'c'.* null.*missing=\{column"):
         list(Dataset.from_dask(collection))
     ds = Dataset.from_dask(collection, columns="c", missing={"c": missing})
-    found = [x.item() if hasattr(x, "item") else x for x in ds]
-    assert found == filled
+    actual = [x.item() if hasattr(x, "item") else x for x in ds]
+    assert actual == filled
     assert [ds.element_spec.is_compatible_with(x) for x in ds] == [True, True]
 
 
@@ -256,7 +256,7 @@ def test_types_of_object_columns_are_known_after_reading():
     assert rows[0]["de"] == 0.5
     assert [int(row["st"]["p"]) for row in rows] == [1, 2]
     (batch,) = Dataset.from_dask(collection, columns=["li"]).ragged_batch(2)
-    assert [each.tolist() for each in batch["li"]] == [[1], [2, 3]]
+    assert [value.tolist() for value in batch["li"]] == [[1], [2, 3]]
 
 
 def test_objects_that_make_no_array():
@@ -324,8 +324,8 @@ def test_delayed_values_with_a_common_input_compute_it_once():
     parts = [dask.delayed(lambda _, k=k: make(k))(whole) for k in range(50)]
     ds = Dataset.from_dask(parts).batch(10)
     assert made == []
-    (found,) = dask.compute(ds, scheduler="sync")
-    assert len(found) == 10
+    (actual,) = dask.compute(ds, scheduler="sync")
+    assert len(actual) == 10
     assert made.count("all") == 1
     assert len(made) == 51
 
@@ -361,7 +361,7 @@ def test_persisted_data_is_used_where_it_is(client, on_cluster, tmp_path, kind):
     steps = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(ds.batch(4))]
     assert sorted(int(x) for step in steps for part in step for x in part) == list(range(8))
     assert [int(x) for x in ds] == list(range(8))
-    assert [each.tolist() for each in client.compute(ds.batch(4), sync=True)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [value.tolist() for value in client.compute(ds.batch(4), sync=True)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert len(path.read_text()) == number
 
 
@@ -369,8 +369,8 @@ def test_persisted_data_is_used_where_it_is(client, on_cluster, tmp_path, kind):
 def test_variables_on_a_cluster(on_cluster):
     ds = Dataset.from_dask(weather()).batch(4)
     steps = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(ds)]
-    found = np.concatenate([part["image"] for step in steps for part in step])
-    assert sorted(found[:, 0, 0].tolist()) == [0, 4, 8, 12, 16, 20]
+    actual = np.concatenate([part["image"] for step in steps for part in step])
+    assert sorted(actual[:, 0, 0].tolist()) == [0, 4, 8, 12, 16, 20]
 
 
 # --- masked arrays, for elements have no mask ---
@@ -418,18 +418,18 @@ def test_masked_arrays_of_which_nothing_is_masked_are_their_data():
         Dataset.from_tensor_slices(MASKED.filled(fill_value=7)[[0, 2, 3]]).map(lambda x: x - (x > 0)),
         Dataset.from_list([[whole]]).unbatch().unbatch(),
     ):
-        found = list(ds)
-        assert [int(x) for x in found] == [0, 1, 2]
-        assert not any(isinstance(x, np.ma.MaskedArray) for x in found)
+        actual = list(ds)
+        assert [int(x) for x in actual] == [0, 1, 2]
+        assert not any(isinstance(x, np.ma.MaskedArray) for x in actual)
 
 
 @pytest.mark.parametrize("dtype", ["Int64", "UInt8", "int64[pyarrow]"])
 def test_whole_numbers_that_are_missing_are_not_made_floats(dtype):
     with pytest.raises(ArgumentError, match=r"with 1 missing values.*fillna\(\.\.\.\)"):
         Dataset.from_tensor_slices({"x": pd.Series([1, None], dtype=dtype)})
-    found = Dataset.from_tensor_slices(pd.Series([1, 2], dtype=dtype))
-    assert found.element_spec.dtype.kind in "iu"
-    assert [int(x) for x in found] == [1, 2]
+    actual = Dataset.from_tensor_slices(pd.Series([1, 2], dtype=dtype))
+    assert actual.element_spec.dtype.kind in "iu"
+    assert [int(x) for x in actual] == [1, 2]
 
 
 @pytest.mark.parametrize("values", [["a", "b", ""], [b"a", b"b", b""]])

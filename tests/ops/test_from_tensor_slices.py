@@ -38,9 +38,9 @@ COLUMNS = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_of_dataframes_are_slices(name):
     column, expected = COLUMNS[name]
-    found = list(Dataset.from_tensor_slices(({"c": column}, [0, 1])))
-    assert [int(label) for _, label in found] == [0, 1]
-    for (row, _), value in zip(found, expected, strict=True):
+    actual = list(Dataset.from_tensor_slices(({"c": column}, [0, 1])))
+    assert [int(label) for _, label in actual] == [0, 1]
+    for (row, _), value in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(row["c"], value)
     (whole,) = Dataset.from_tensors(column)
     assert len(whole) == 2
@@ -48,8 +48,8 @@ def test_columns_of_dataframes_are_slices(name):
 
 def test_the_columns_of_a_dataframe_as_a_dict():
     table = pd.DataFrame({"name": ["a", "b", "c"], "age": [1.5, np.nan, 2], "n": [1, 2, 3]})
-    found = Dataset.from_tensor_slices(dict(table))
-    pd.testing.assert_frame_equal(found.to_pandas()[list(table)], table)
+    actual = Dataset.from_tensor_slices(dict(table))
+    pd.testing.assert_frame_equal(actual.to_pandas()[list(table)], table)
     numbers = table[["age", "n"]]
     np.testing.assert_array_equal(list(Dataset.from_tensor_slices(numbers)), numbers.to_numpy())
     with pytest.raises(ArgumentError, match=r"not all numbers: give dict\(frame\)"):
@@ -71,8 +71,8 @@ def test_functions_may_return_columns_of_dataframes():
     batches = Dataset.from_tensor_slices({"g": ["a", "b", "a"], "x": [1, 2, 3]}).batch(3)
     (groups,) = batches.map(lambda batch: pd.DataFrame(batch).g)
     assert groups.tolist() == ["a", "b", "a"]
-    (found,) = batches.map(lambda batch: dict(pd.DataFrame(batch).groupby("g", as_index=False).x.sum()))
-    assert {"g": found["g"].tolist(), "x": found["x"].tolist()} == {"g": ["a", "b"], "x": [4, 2]}
+    (actual,) = batches.map(lambda batch: dict(pd.DataFrame(batch).groupby("g", as_index=False).x.sum()))
+    assert {"g": actual["g"].tolist(), "x": actual["x"].tolist()} == {"g": ["a", "b"], "x": [4, 2]}
     with pytest.raises(UserFunctionError, match=r"give dict\(frame\)"):
         list(batches.map(lambda batch: pd.DataFrame(batch)))
 

@@ -133,9 +133,9 @@ class TestSplit(NodeLaws):
             *numbers.batch(3).split(0.5),
             *marked.split(0.5, by="name"),
             marked.split(0.5, by=["name", "even"])[0],
-            marked.split(0.5, by=lambda each: each["x"] % 7)[1],
+            marked.split(0.5, by=lambda item: item["x"] % 7)[1],
             *marked.split(0.5, stratify="even"),
-            marked.split(0.55, stratify=lambda each: each["x"] % 3)[1],
+            marked.split(0.55, stratify=lambda value: value["x"] % 3)[1],
             *numbers.kfold(3)[1],
             words().split(0.5, by=len)[0],
         )
@@ -203,7 +203,7 @@ class TestCounting(NodeLaws):
     def nodes(self):
         chains = [Dataset.range(9), rows().batch(4), Dataset.range(9).map(lambda x: x / 2), Dataset.range(5).repeat()]
         counted = [[ds.take(3), ds.take(0), ds.take(-1), ds.skip(2), ds.skip(0), ds.skip(-1)] for ds in chains]
-        return [node_of(ds) for each in counted for ds in each]
+        return [node_of(ds) for value in counted for ds in value]
 
 
 class TestOthers(NodeLaws):
@@ -330,9 +330,9 @@ class TestNested(NodeLaws):
     def nodes(self):
         # Inner datasets in memory and other ones are handled by different code.
         return [
-            node_of(each)
+            node_of(item)
             for function in (_range, _few_squares, _batches)
-            for each in [
+            for item in [
                 Dataset.range(6).flat_map(function),
                 Dataset.range(0).flat_map(function),
                 Dataset.counter().flat_map(function),
@@ -551,10 +551,10 @@ def test_every_device_and_policy_is_tested():
 
 
 def test_every_operation_is_tested():
-    suites = [each for each in globals().values() if isinstance(each, type) and issubclass(each, NodeLaws)]
+    suites = [item for item in globals().values() if isinstance(item, type) and issubclass(item, NodeLaws)]
     suites.remove(NodeLaws)
     # These two get their nodes from a fixture; the second belongs to no file of `ops`.
-    suites = [each for each in suites if each not in (TestReadFiles, TestPersisted)]
+    suites = [value for value in suites if value not in (TestReadFiles, TestPersisted)]
     tested = {type(node).__module__ for suite in suites for node in suite().nodes()}
     operations = {path.stem for path in Path(daskdist.__file__).parent.joinpath("ops").glob("*.py")} - {"__init__"}
     # `nested` and `element_random` are no operations. The others store elements or use a cluster: tested elsewhere.

@@ -94,16 +94,16 @@ def test_describe_of_other_kinds():
         "words": Ragged([1, 2, 3], [0, 0, 1, 3]),
         "complex": np.array([1j, 1, 1]),
     }
-    found = Dataset.from_tensor_slices(rows).describe().to_dict()
-    assert [found["text"][name] for name in ("count", "min", "max", "distinct")] == [3, "a", "b", 2]
-    assert np.isnan(found["text"]["mean"])
-    assert [found["bytes"][name] for name in ("min", "max", "distinct")] == [b"", b"x", 2]
-    assert [found["day"][name] for name in ("count", "nulls", "distinct")] == [2, 1, 2]
-    assert found["day"]["max"] == np.datetime64(datetime.date(2020, 1, 2))
-    assert found["flag"]["mean"] == pytest.approx(2 / 3)
-    assert (found["image"]["count"], found["image"]["mean"]) == (12, 5.5)
-    assert (found["words"]["count"], found["words"]["max"]) == (3, 3)
-    assert (found["complex"]["distinct"], found["complex"]["min"]) == (2, None)
+    actual = Dataset.from_tensor_slices(rows).describe().to_dict()
+    assert [actual["text"][name] for name in ("count", "min", "max", "distinct")] == [3, "a", "b", 2]
+    assert np.isnan(actual["text"]["mean"])
+    assert [actual["bytes"][name] for name in ("min", "max", "distinct")] == [b"", b"x", 2]
+    assert [actual["day"][name] for name in ("count", "nulls", "distinct")] == [2, 1, 2]
+    assert actual["day"]["max"] == np.datetime64(datetime.date(2020, 1, 2))
+    assert actual["flag"]["mean"] == pytest.approx(2 / 3)
+    assert (actual["image"]["count"], actual["image"]["mean"]) == (12, 5.5)
+    assert (actual["words"]["count"], actual["words"]["max"]) == (3, 3)
+    assert (actual["complex"]["distinct"], actual["complex"]["min"]) == (2, None)
     assert "datetime" not in repr(Dataset.from_tensor_slices(rows).describe())
     uneven = Dataset.range(4).map(lambda k: {"n": np.full(int(k), k), "t": [str(k)] * int(k)}).describe()
     assert (uneven["n"]["count"], uneven["n"]["max"], uneven["t"]["distinct"]) == (6, 3, 3)
@@ -120,15 +120,15 @@ def test_statistics_of_describe_normalise_columns():
 def test_statistics_of_much_data_are_approximate():
     values = np.random.default_rng(0).permutation(200_000)
     parts = [ColumnStatistics.of(part) for part in np.array_split(values, 37)]
-    found = parts[0]
+    actual = parts[0]
     for part in parts[1:]:
-        found = found.with_other(part)
-    assert (found.count, found.least, found.greatest) == (200_000, 0, 199_999)
-    assert found.mean == pytest.approx(values.mean())
-    assert found.std == pytest.approx(values.std(ddof=1))
+        actual = actual.with_other(part)
+    assert (actual.count, actual.least, actual.greatest) == (200_000, 0, 199_999)
+    assert actual.mean == pytest.approx(values.mean())
+    assert actual.std == pytest.approx(values.std(ddof=1))
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        assert abs(found.quantile(share) - share * 199_999) < 200
-    assert abs(found.num_distinct / 200_000 - 1) < 0.06
+        assert abs(actual.quantile(share) - share * 199_999) < 200
+    assert abs(actual.num_distinct / 200_000 - 1) < 0.06
 
 
 @pytest.mark.parametrize(("number", "shown"), [(4095, "4,095"), (4096, "~4,096"), (9000, "~")])

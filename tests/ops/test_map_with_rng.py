@@ -52,8 +52,8 @@ def test_repetitions_are_passes_of_their_own():
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_batches(size):
     ds = build().batch(size)
-    found = [(int(x), float(y)) for xs, ys in ds for x, y in zip(xs, ys, strict=True)]
-    assert found == rows(build())
+    actual = [(int(x), float(y)) for xs, ys in ds for x, y in zip(xs, ys, strict=True)]
+    assert actual == rows(build())
     whole = [float(y) for _, y in Dataset.range(40).batch(size).map(drawn, rng=7)]
     assert whole == [y for _, y in rows(build())][: len(whole)]
 
@@ -73,11 +73,11 @@ def test_resumed():
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 def test_distributed_in_one_process(num_replicas):
     strategy = daskdist.MirroredStrategy([f"CPU:{number}" for number in range(num_replicas)])
-    found = []
+    actual = []
     for xs, ys in strategy.distribute_dataset(build().batch(6)):
         for part in zip(strategy.local_results(xs), strategy.local_results(ys), strict=True):
-            found += [(int(x), float(y)) for x, y in zip(*part, strict=True)]
-    assert found == rows(build())
+            actual += [(int(x), float(y)) for x, y in zip(*part, strict=True)]
+    assert actual == rows(build())
 
 
 def test_on_a_cluster(on_cluster, tmp_path):
@@ -91,11 +91,11 @@ def test_on_a_cluster(on_cluster, tmp_path):
     distributed = on_cluster.distribute_dataset(read().batch(4))
     # Generators depend on an element's place in the whole dataset, so files are not sharded.
     assert distributed.sharding.policy.name == "DATA"
-    found = []
+    actual = []
     for _, ys in distributed:
         for part in on_cluster.local_results(ys):
-            found += np.asarray(part).tolist()
-    assert found == expected
+            actual += np.asarray(part).tolist()
+    assert actual == expected
 
 
 def test_recorded_as_a_graph(client):
@@ -113,7 +113,7 @@ def test_items_of_tuples_and_dicts():
 def test_generators_can_be_kept_and_spawned():
     kept = []
     list(Dataset.range(3).map(lambda x, rng: kept.append(rng) or x, rng=0))
-    values = [each.random() for each in kept]
+    values = [value.random() for value in kept]
     assert len(set(values)) == len(values)
     child, other = kept[0].spawn(2)
     assert child.random() != other.random()

@@ -303,7 +303,7 @@ def test_batches(name):
             list(make())
         return
     assert all(leaf.dtype in (np.int64, object) for leaf in make())
-    assert not any(isinstance(each, np.ndarray) for leaf in make() for each in leaf.ravel())
+    assert not any(isinstance(value, np.ndarray) for leaf in make() for value in leaf.ravel())
 
 
 def test_unique_of_blocks_and_bundles():
@@ -318,11 +318,11 @@ def test_unique_of_blocks_and_bundles():
 @pytest.mark.parametrize("sizes", [[1, 0], [0, 2], [3, 0, 0]])
 def test_batches_without_rows_are_elements(sizes):
     ds = Dataset.range(4).batch(2).rebatch(sizes)
-    found = [batch.tolist() for batch in ds]
-    assert [] in found
-    assert [x for batch in found for x in batch] == [0, 1, 2, 3]
+    actual = [batch.tolist() for batch in ds]
+    assert [] in actual
+    assert [x for batch in actual for x in batch] == [0, 1, 2, 3]
     again = Dataset.range(1).flat_map(lambda x: ds)
     first = ds.take(1).map(lambda x: x + 1)
-    assert [batch.tolist() for batch in again] == found
-    assert [batch.tolist() for batch in dask.compute(ds, scheduler="sync")[0]] == found
-    assert [batch.tolist() for batch in first] == [[x + 1 for x in found[0]]]
+    assert [batch.tolist() for batch in again] == actual
+    assert [batch.tolist() for batch in dask.compute(ds, scheduler="sync")[0]] == actual
+    assert [batch.tolist() for batch in first] == [[x + 1 for x in actual[0]]]

@@ -66,8 +66,8 @@ def test_columns():
 
 def test_elements_of_different_shapes():
     uneven = Dataset.range(4).map(lambda k: {"n": k, "x": np.full(int(k), k)})
-    assert [each.tolist() for each in uneven["x"]] == [[], [1], [2, 2], [3, 3, 3]]
-    assert [int(each["m"]) for each in uneven.rename({"n": "m"})] == [0, 1, 2, 3]
+    assert [item.tolist() for item in uneven["x"]] == [[], [1], [2, 2], [3, 3, 3]]
+    assert [int(value["m"]) for value in uneven.rename({"n": "m"})] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

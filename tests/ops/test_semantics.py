@@ -196,8 +196,8 @@ def test_list_files(three_files):
     assert by_name(Dataset.list_files(three_files, shuffle=False)) == names
     shuffled = Dataset.list_files(three_files, seed=1)
     passes = [by_name(shuffled) for _ in range(12)]
-    assert all(sorted(each) == names for each in passes)
-    assert len({tuple(each) for each in passes}) > 1
+    assert all(sorted(item) == names for item in passes)
+    assert len({tuple(value) for value in passes}) > 1
     assert [by_name(Dataset.list_files(three_files, seed=1))] == passes[:1]
     assert len(shuffled) == 3
 
@@ -711,7 +711,7 @@ def test_batch_by_size(budget, arguments, expected):
 
 def test_the_spec_of_batches_by_size():
     ds = lengths(1, 2).map(lambda x: {"x": x, "n": len(x)})
-    length = lambda each: each["n"]  # noqa: E731
+    length = lambda value: value["n"]  # noqa: E731
     assert ds.batch_by_size(4, length).element_spec == {
         "x": TensorSpec((None, None), "int64"),
         "n": TensorSpec((None,), "int64"),

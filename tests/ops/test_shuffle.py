@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
 def ints(ds):
-    return [int(each) for each in ds]
+    return [int(element) for element in ds]
 
 
 @given(st.data(), st.integers(1, 12))
@@ -65,8 +65,8 @@ def test_the_order_of_many_rows_equals_that_of_a_buffer(buffer_size):
     # There are more rows than are drawn together, and the length of blocks is a prime.
     num_rows = 90_000
     with dask.config.set({"daskdist.split-bytes": 8 * 7919}):
-        found = np.concatenate(list(Dataset.range(num_rows).shuffle(buffer_size, seed=5).batch(1000)))
-    assert found.tolist() == shuffled(list(range(num_rows)), buffer_size, 5, epoch=(0,))
+        actual = np.concatenate(list(Dataset.range(num_rows).shuffle(buffer_size, seed=5).batch(1000)))
+    assert actual.tolist() == shuffled(list(range(num_rows)), buffer_size, 5, epoch=(0,))
 
 
 @pytest.mark.parametrize("split_bytes", [8, 24, 800, 2**24])
@@ -91,15 +91,15 @@ def test_order_does_not_depend_on_bundles():
 @given(st.integers(0, 50), st.integers(0, 20), st.integers(0, 5))
 @settings(max_examples=25, deadline=None)
 def test_buffer_of_all_gives_a_permutation(num_rows, more, seed):
-    found = ints(Dataset.range(num_rows).shuffle(max(num_rows, 1) + more, seed=seed))
-    assert sorted(found) == list(range(num_rows))
+    actual = ints(Dataset.range(num_rows).shuffle(max(num_rows, 1) + more, seed=seed))
+    assert sorted(actual) == list(range(num_rows))
 
 
 def test_an_element_waits_for_its_buffer():
     # Element k can come out at place k - buffer + 1 at the earliest.
     for seed in range(20):
-        found = ints(Dataset.range(200).shuffle(16, seed=seed))
-        assert all(place >= value - 15 for place, value in enumerate(found))
+        actual = ints(Dataset.range(200).shuffle(16, seed=seed))
+        assert all(place >= value - 15 for place, value in enumerate(actual))
 
 
 def chi_square(counts, expected):
@@ -108,9 +108,9 @@ def chi_square(counts, expected):
 
 def test_every_order_is_equally_likely():
     counts = Counter(tuple(ints(Dataset.range(4).shuffle(4, seed=seed))) for seed in range(1440))
-    found = chi_square([counts[order] for order in permutations(range(4))], 60)
+    actual = chi_square([counts[order] for order in permutations(range(4))], 60)
     # This is the 99.9 % quantile of chi-square with 23 degrees of freedom. Seeds are fixed, so the test is not flaky.
-    assert found < 49.7
+    assert actual < 49.7
 
 
 def test_each_draw_is_uniform_over_the_buffer():
@@ -151,22 +151,22 @@ def test_does_not_reshuffle_if_told():
 
 
 def test_reshuffles_each_repetition():
-    found = ints(Dataset.range(50).shuffle(50, seed=3).repeat(3))
-    parts = [found[:50], found[50:100], found[100:]]
+    actual = ints(Dataset.range(50).shuffle(50, seed=3).repeat(3))
+    parts = [actual[:50], actual[50:100], actual[100:]]
     assert all(sorted(part) == list(range(50)) for part in parts)
     assert len(set(map(tuple, parts))) == 3
 
 
 def test_repetitions_within_repetitions_differ():
-    found = ints(Dataset.range(30).shuffle(30, seed=3).repeat(2).repeat(2))
-    parts = [tuple(found[start : start + 30]) for start in range(0, 120, 30)]
+    actual = ints(Dataset.range(30).shuffle(30, seed=3).repeat(2).repeat(2))
+    parts = [tuple(actual[start : start + 30]) for start in range(0, 120, 30)]
     assert len(set(parts)) == 4
 
 
 def test_shuffling_repeated_elements_mixes_passes():
-    found = ints(Dataset.range(20).repeat(2).shuffle(40, seed=1))
-    assert sorted(found) == sorted([*range(20)] * 2)
-    assert sorted(found[:20]) != list(range(20))
+    actual = ints(Dataset.range(20).repeat(2).shuffle(40, seed=1))
+    assert sorted(actual) == sorted([*range(20)] * 2)
+    assert sorted(actual[:20]) != list(range(20))
 
 
 def test_two_shuffles_with_the_same_seed_draw_alike():
@@ -192,7 +192,7 @@ def test_without_a_seed_orders_differ_between_datasets():
 def test_without_a_seed_one_dataset_is_one_order():
     # The seed is drawn when the dataset is built, so graphs and passes agree.
     ds = Dataset.range(50).shuffle(50)
-    assert ints(ds) == [int(each) for each in dask.compute(ds)[0]]
+    assert ints(ds) == [int(value) for value in dask.compute(ds)[0]]
 
 
 @pytest.mark.parametrize("seed", [3, -1, 2**70])

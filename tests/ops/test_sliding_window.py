@@ -107,13 +107,13 @@ def test_windows_on_a_cluster(on_cluster, tmp_path, size, shift):
         np.save(tmp_path / f"{number}.npy", part)
     expected = [x[start : start + size] for start in range(0, 121 - size, shift)]
     ds = daskdist.read_npy(str(tmp_path / "*.npy")).sliding_window(size, shift).batch(8)
-    found = [
+    actual = [
         window
         for batch in on_cluster.distribute_dataset(ds)
         for part in on_cluster.local_results(batch)
         for window in np.asarray(part)
     ]
-    same_elements(found, expected, "on a cluster")
+    same_elements(actual, expected, "on a cluster")
     recorded = [window for batch in ds.compute() for window in batch]
     same_elements(recorded, expected, "as a graph")
 
@@ -130,7 +130,7 @@ def test_writing_into_a_window_changes_no_other():
 
 
 def test_of_batches_and_of_several_leaves():
-    assert [each.tolist() for each in numbers(6).batch(2).sliding_window(2)] == [[[0, 1], [2, 3]], [[2, 3], [4, 5]]]
+    assert [value.tolist() for value in numbers(6).batch(2).sliding_window(2)] == [[[0, 1], [2, 3]], [[2, 3], [4, 5]]]
     last = list(named().sliding_window(3, 4))[-1]
     same_elements([last], [{"b": np.array([8, 9, 10]), "a": np.arange(16.0, 22).reshape(3, 2)}], "last")
 
@@ -229,7 +229,7 @@ def test_functions_of_windows(how, window, monkeypatch):
     source, function = {**FAST, **SLOW}[how]
     windows = source().window(*window)
     # The expected results are those with a dataset for each window.
-    expected = [element for each in windows for element in call(function, each)]
+    expected = [element for value in windows for element in call(function, value)]
     calls = opened(monkeypatch)
     ds = windows.flat_map(function)
     same_elements(list(ds), expected, how)

@@ -46,7 +46,7 @@ def people():
 
 
 def ids(part):
-    return [int(each["x"] if isinstance(each, dict) else each) for each in part]
+    return [int(value["x"] if isinstance(value, dict) else value) for value in part]
 
 
 HOW = {
@@ -58,7 +58,7 @@ HOW = {
     "by a number": lambda: people().split([0.5, 0.3, 0.2], seed=1, by="who"),
     "by text": lambda: people().split(0.5, seed=1, by="name"),
     "by several": lambda: people().split(0.5, seed=1, by=["name", "who"]),
-    "by a function": lambda: people().split(0.5, seed=1, by=lambda each: each["x"] // 10),
+    "by a function": lambda: people().split(0.5, seed=1, by=lambda value: value["x"] // 10),
     "stratified": lambda: people().split([0.6, 0.2, 0.2], seed=1, stratify="ill"),
     "stratified by text": lambda: people().split(0.123, seed=1, stratify="name"),
     "shuffled before": lambda: numbers().shuffle(50).split(0.5),
@@ -120,19 +120,19 @@ def test_maps_before_and_after_do_not_change_parts():
 def test_a_part_is_a_random_sample(seed):
     part = ids(numbers(10_000).split(0.5, seed=seed)[0])
     unknown = ids(numbers(10_000).filter(lambda x: x >= 0).split(0.5, seed=seed)[0])
-    for found in (part, unknown):
+    for actual in (part, unknown):
         # Allow five standard deviations: of the number of elements from the first half, of the mean, and of the number
         # of elements whose neighbour is in the part too.
-        assert abs(np.sum(np.array(found) < 5_000) - 2_500) < 5 * 50
-        assert abs(np.mean(found) - 5_000) < 5 * 41
-        assert abs(len(set(found) & {each + 1 for each in found}) - 2_500) < 5 * 50
+        assert abs(np.sum(np.array(actual) < 5_000) - 2_500) < 5 * 50
+        assert abs(np.mean(actual) - 5_000) < 5 * 41
+        assert abs(len(set(actual) & {result + 1 for result in actual}) - 2_500) < 5 * 50
     assert abs(len(unknown) - 5_000) < 5 * 50
 
 
 @pytest.mark.parametrize("by", ["who", "name"])
 def test_groups_stay_together(by):
     parts = [
-        {each[by].item() if by == "who" else str(each[by]) for each in part} for part in people().split(0.5, by=by)
+        {value[by].item() if by == "who" else str(value[by]) for value in part} for part in people().split(0.5, by=by)
     ]
     assert not parts[0] & parts[1]
 
@@ -143,7 +143,7 @@ def test_a_key_is_the_same_whatever_elements_it_is_in():
     assert ids(numbers().map(lambda x: x.astype("int32")).split(0.5, by=lambda x: x // 3)[0]) == plain
     uneven = numbers().map(lambda x: {"x": x, "list": np.zeros(int(x) % 3), "key": x // 3})
     assert ids(uneven.split(0.5, by="key")[0]) == plain
-    named = people().map(lambda each: {**each, "list": np.zeros(int(each["x"]) % 3)})
+    named = people().map(lambda value: {**value, "list": np.zeros(int(value["x"]) % 3)})
     assert ids(named.split(0.5, by="name")[0]) == ids(people().split(0.5, by="name")[0])
     zeros = Dataset.from_tensor_slices(np.array([0.0, -0.0] * 50 + [np.nan, -np.nan] * 50))
     for part in zeros.split(0.5, by=lambda x: x):
@@ -152,8 +152,8 @@ def test_a_key_is_the_same_whatever_elements_it_is_in():
 
 def test_stratified_parts_have_each_label_in_proportion():
     train, valid = people().split(0.8, stratify="ill")
-    assert Counter(bool(each["ill"]) for each in valid) == {True: 8, False: 32}
-    assert Counter(bool(each["ill"]) for each in train) == {True: 32, False: 128}
+    assert Counter(bool(item["ill"]) for item in valid) == {True: 8, False: 32}
+    assert Counter(bool(value["ill"]) for value in train) == {True: 32, False: 128}
 
 
 def test_numbers_that_hardly_repeat_are_no_labels():
@@ -194,11 +194,11 @@ def test_folds_are_disjoint_and_complete():
     assert sorted(map(len, valid)) == [3, 4, 4]
     assert sorted(chain(*valid)) == list(range(11))
     for (train, _), part in zip(folds, valid, strict=True):
-        assert ids(train) == [each for each in range(11) if each not in part]
+        assert ids(train) == [number for number in range(11) if number not in part]
         assert len(train) == 11 - len(part)
-    by_group = [{int(each["who"]) for each in part} for _, part in people().kfold(4, by="who")]
+    by_group = [{int(item["who"]) for item in part} for _, part in people().kfold(4, by="who")]
     assert not any(one & other for k, one in enumerate(by_group) for other in by_group[:k])
-    ill = [sum(bool(each["ill"]) for each in part) for _, part in people().kfold(4, stratify="ill")]
+    ill = [sum(bool(value["ill"]) for value in part) for _, part in people().kfold(4, stratify="ill")]
     assert ill == [10, 10, 10, 10]
 
 
@@ -320,15 +320,15 @@ def test_invalid_keys_are_refused():
 @pytest.mark.parametrize(("policy", "how"), [("auto", "row"), ("off", "row"), ("auto", "by"), ("data", "stratify")])
 def test_parts_are_the_same_on_workers(client, parquet_files, policy, how):
     files = parquet_files([30, 10, 25, 5, 20], row_group=5)
-    arguments = {} if how == "row" else {how: lambda each: each["id"] // 3 if how == "by" else each["id"] % 2}
+    arguments = {} if how == "row" else {how: lambda item: item["id"] // 3 if how == "by" else item["id"] % 2}
     parts = read_parquet(files).split([0.5, 0.3, 0.2], seed=2, **arguments)
     options = Options(auto_shard_policy=policy)
     with MultiWorkerMirroredStrategy(client) as strategy:
         for part in parts:
             dist = strategy.distribute_dataset(part["id"].batch(16).with_options(options))
-            found = [int(x) for step in dist for batch in strategy.local_results(step) for x in batch]
+            actual = [int(x) for step in dist for batch in strategy.local_results(step) for x in batch]
             times = strategy.num_replicas_in_sync if policy == "off" else 1
-            assert Counter(found) == Counter({int(each["id"]): times for each in part})
+            assert Counter(actual) == Counter({int(value["id"]): times for value in part})
 
 
 def test_fewer_elements_than_counted_are_reported(caplog):
@@ -339,8 +339,8 @@ def test_fewer_elements_than_counted_are_reported(caplog):
 
     parts = Dataset.range(20).map(bad).split(0.5, seed=0)
     skipping = [part.with_options(Options(on_error="skip")) for part in parts]
-    found = [ids(part) for part in skipping]
-    assert sorted(chain(*found)) == [k for k in range(20) if k not in (3, 7)]
+    actual = [ids(part) for part in skipping]
+    assert sorted(chain(*actual)) == [k for k in range(20) if k not in (3, 7)]
     messages = [record.getMessage() for record in caplog.records if record.getMessage().startswith("split")]
     assert len(messages) == 2
     assert "there were 20 elements when the dataset was split, and now 18 came" in messages[0]

@@ -32,8 +32,8 @@ def dataset(number=20):
 
 def check_rows(ds, **arguments):
     with dask.config.set({"daskdist.split-bytes": 60}):
-        found = ds.to_pandas(**arguments)
-    pd.testing.assert_frame_equal(found[list(frame())], frame())
+        actual = ds.to_pandas(**arguments)
+    pd.testing.assert_frame_equal(actual[list(frame())], frame())
 
 
 def test_frames_have_the_rows_of_the_dataset():
@@ -118,26 +118,26 @@ def test_to_delayed():
 def test_dask_dataframes_have_the_rows_of_pandas(build, arguments):
     ds = build(dataset())
     with dask.config.set({"daskdist.split-bytes": 60, "daskdist.bundle-bytes": 100}):
-        found = ds.to_dask_dataframe(**arguments)
+        actual = ds.to_dask_dataframe(**arguments)
         expected = ds.to_pandas(**arguments)
-        assert list(found.columns) == list(expected.columns)
+        assert list(actual.columns) == list(expected.columns)
         if len(expected) > 3:
-            assert found.npartitions > 1
-        computed = found.compute().reset_index(drop=True)
+            assert actual.npartitions > 1
+        computed = actual.compute().reset_index(drop=True)
     pd.testing.assert_frame_equal(computed, expected)
-    assert list(found.dtypes) == list(expected.dtypes) == list(computed.dtypes)
+    assert list(actual.dtypes) == list(expected.dtypes) == list(computed.dtypes)
 
 
 def test_batches_are_partitions():
-    found = Dataset.range(10).batch(4).map(lambda x: {"x": x}).to_dask_dataframe(unbatch=True)
-    assert [len(part) for part in dask.compute(*found.to_delayed())] == [4, 4, 2]
-    assert found.x.mean().compute() == 4.5
+    actual = Dataset.range(10).batch(4).map(lambda x: {"x": x}).to_dask_dataframe(unbatch=True)
+    assert [len(part) for part in dask.compute(*actual.to_delayed())] == [4, 4, 2]
+    assert actual.x.mean().compute() == 4.5
 
 
 @pytest.mark.cluster
 def test_dask_dataframes_are_computed_on_workers(client):
-    found = Dataset.range(10).batch(4).map(lambda x: {"x": x}).to_dask_dataframe(unbatch=True)
-    assert client.compute(found.x.sum()).result(timeout=60) == 45
+    actual = Dataset.range(10).batch(4).map(lambda x: {"x": x}).to_dask_dataframe(unbatch=True)
+    assert client.compute(actual.x.sum()).result(timeout=60) == 45
 
 
 def test_datasets_that_make_no_dask_dataframe_are_refused():

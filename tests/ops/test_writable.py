@@ -20,15 +20,15 @@ CONSTANT = np.ones(2)
 
 def arrays_of(value):
     """Return the arrays of an element, or of a step of several replicas."""
-    found = []
+    actual = []
     for leaf in optree.tree_leaves(value, none_is_leaf=True):
         if isinstance(leaf, PerReplica):
-            found += [array for part in leaf.values for array in arrays_of(part)]
+            actual += [array for part in leaf.values for array in arrays_of(part)]
         elif isinstance(leaf, Ragged):
-            found += [*arrays_of(leaf.values), leaf.row_splits]
+            actual += [*arrays_of(leaf.values), leaf.row_splits]
         elif isinstance(leaf, np.ndarray):
-            found.append(leaf)
-    return found
+            actual.append(leaf)
+    return actual
 
 
 def write_into(values):
@@ -141,10 +141,10 @@ def test_functions_are_given_read_only_arrays():
 @pytest.mark.parametrize("leaf", [SOURCE, Ragged(np.arange(3), [0, 1, 3]), Ragged(Ragged(SOURCE, [0, 4, 12]), [0, 2])])
 def test_unpickled_rows_are_read_only(make, leaf):
     for rows in (make(leaf), pickle.loads(pickle.dumps(make(leaf))), pickle.loads(pickle.dumps(make(leaf), 5))):
-        (found,) = rows.leaves if isinstance(rows, Block) else rows.item(0)
-        assert not any(array.flags.writeable for array in arrays_of(found))
-        assert plain(found) == plain(leaf)
-        assert all(array.flags.writeable for array in arrays_of(writable(found)))
+        (actual,) = rows.leaves if isinstance(rows, Block) else rows.item(0)
+        assert not any(array.flags.writeable for array in arrays_of(actual))
+        assert plain(actual) == plain(leaf)
+        assert all(array.flags.writeable for array in arrays_of(writable(actual)))
 
 
 def test_the_option_is_checked():
@@ -170,8 +170,8 @@ def test_on_a_cluster(on_cluster):
             expected = [rows * 2 for rows in expected]
         batch = next(iter(distributed))
         for _ in range(2):
-            found = on_cluster.run(double, args=(batch,)).values
-            assert [part.tolist() for part in map(np.asarray, found)] == [[*rows, is_writable] for rows in expected]
+            actual = on_cluster.run(double, args=(batch,)).values
+            assert [part.tolist() for part in map(np.asarray, actual)] == [[*rows, is_writable] for rows in expected]
         assert [np.asarray(part).flags.writeable for part in batch.values] == [is_writable] * 2
         loops = [np.asarray(part).tolist() for part in on_cluster.run(loop, args=(distributed,)).values]
         if is_writable:

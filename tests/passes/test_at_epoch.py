@@ -83,8 +83,8 @@ def test_passes_on_a_cluster(on_cluster):
     passes = [plain(undistributed) for _ in range(3)]
     distributed = on_cluster.distribute_dataset(images().batch(5).at_epoch(1))
     for number in (1, 2):
-        found = [on_cluster.gather(batch, axis=0) for batch in distributed]
-        assert np.concatenate([np.asarray(batch) for batch in found]).tolist() == [row for (row,) in passes[number]]
+        actual = [on_cluster.gather(batch, axis=0) for batch in distributed]
+        assert np.concatenate([np.asarray(batch) for batch in actual]).tolist() == [row for (row,) in passes[number]]
 
     def orders(iterator):
         return [[int(x) for batch in iterator for x in batch] for _ in range(2)]

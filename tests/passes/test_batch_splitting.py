@@ -148,12 +148,12 @@ def test_every_tail_is_cut_by_the_rule_on_a_cluster(start_cluster, num_workers, 
     with daskdist.MultiWorkerMirroredStrategy(
         start_cluster(num_workers, num_threads), num_replicas_per_worker=num_threads
     ) as strategy:
-        found, expected = {}, {}
+        actual, expected = {}, {}
         for name in ("map", "batch of batches", "padded_batch", "ragged_batch", "filter", "concatenate", "rebatch"):
             make, batches = TAILS[name]
-            found[name] = steps_of(strategy, make())
+            actual[name] = steps_of(strategy, make())
             expected[name] = expected_steps(batches, num_replicas)
-        assert found == expected
+        assert actual == expected
 
 
 # --- tables ---
@@ -241,15 +241,15 @@ def test_each_worker_cuts_its_own_batches(replicas, expected):
 def test_files_are_cut_on_their_worker(parquet_files, replicas):
     ds = read_parquet(parquet_files(3, files=5), "id").batch(4).with_options(Options(auto_shard_policy="file"))
     strategy = SimulatedWorkers(replicas)
-    found = steps_of(strategy, ds)
+    actual = steps_of(strategy, ds)
     # The first worker has files 0, 2 and 4, the second has files 1 and 3.
     shares = [[[0, 1, 2, 6], [7, 8, 12, 13], [14]], [[3, 4, 5, 9], [10, 11]]]
     starts = np.cumsum([0, *replicas])
     for number, batches in enumerate(shares):
-        own = [piece for step in found for piece in step[starts[number] : starts[number + 1]] if piece]
+        own = [piece for step in actual for piece in step[starts[number] : starts[number + 1]] if piece]
         assert own == [piece for batch in batches for piece in pieces(batch, sum(replicas)) if piece]
-    assert all(any(step) for step in found)
-    assert strategy.distribute_dataset(ds).cardinality() == len(found)
+    assert all(any(step) for step in actual)
+    assert strategy.distribute_dataset(ds).cardinality() == len(actual)
 
 
 # --- what elements are made of ---
@@ -325,8 +325,8 @@ def test_a_batch_left_out_is_left_out_as_a_whole(how, replicas):
     batches = [[[10 * number, 10 * number + 1] for number in range(start, start + 4)] for start in (0, 8)]
     assert [batch.tolist() for batch in ds] == batches
     strategy = strategy_of(replicas)
-    found = [step if sum(replicas) > 1 else step[:1] for step in steps_of(strategy, ds)]
-    assert [[piece for piece in step if piece] for step in found] == [
+    actual = [step if sum(replicas) > 1 else step[:1] for step in steps_of(strategy, ds)]
+    assert [[piece for piece in step if piece] for step in actual] == [
         [piece for piece in pieces(batch, sum(replicas)) if piece] for batch in batches
     ]
 
@@ -546,20 +546,20 @@ def test_pieces_are_views_of_the_rows(num_replicas):
     rows = np.arange(4000, dtype=np.float32).reshape(1000, 4)
     strategy = mirrored(num_replicas)
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64))
-    found = [piece for step in distributed for piece in strategy.local_results(step)]
-    assert np.concatenate(found).tolist() == rows.tolist()
-    ends = [begin_and_end(piece) for piece in found if len(piece)]
+    actual = [piece for step in distributed for piece in strategy.local_results(step)]
+    assert np.concatenate(actual).tolist() == rows.tolist()
+    ends = [begin_and_end(piece) for piece in actual if len(piece)]
     # Each piece begins where the one before ends.
     assert [begin for begin, _ in ends[1:]] == [end for _, end in ends[:-1]]
-    assert not any(piece.flags.writeable for piece in found)
+    assert not any(piece.flags.writeable for piece in actual)
 
 
 def test_pieces_in_loops_are_views_of_the_rows():
     rows = np.arange(4000, dtype=np.float32).reshape(1000, 4)
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64))
-    found = strategy.run(lambda batches: str([begin_and_end(piece) for piece in batches]), args=(distributed,))
-    ends = sorted(each for text in strategy.local_results(found) for each in ast.literal_eval(text))
+    actual = strategy.run(lambda batches: str([begin_and_end(piece) for piece in batches]), args=(distributed,))
+    ends = sorted(value for text in strategy.local_results(actual) for value in ast.literal_eval(text))
     assert [begin for begin, _ in ends[1:]] == [end for _, end in ends[:-1]]
     assert ends[-1][1] - ends[0][0] == rows.nbytes
 
@@ -586,10 +586,10 @@ WIDE = np.arange(80000, dtype=np.float32).reshape(10000, 8)
 def test_scattered_rows_are_gathered(rows):
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64, drop_remainder=True))
-    found = [strategy.local_results(step) for step in distributed]
-    assert np.concatenate([piece for step in found for piece in step]).tolist() == rows[: len(found) * 64].tolist()
+    actual = [strategy.local_results(step) for step in distributed]
+    assert np.concatenate([piece for step in actual for piece in step]).tolist() == rows[: len(actual) * 64].tolist()
     # The first replica's part in the first step may be a slice of the source; all other parts are copies.
-    assert all(piece.flags.c_contiguous for step in found[1:] for piece in step)
+    assert all(piece.flags.c_contiguous for step in actual[1:] for piece in step)
 
 
 @pytest.mark.parametrize("num_shards", [6, 8])
@@ -597,19 +597,19 @@ def test_pieces_of_a_shard_do_not_keep_the_others(num_shards):
     rows = np.arange(40000, dtype=np.float32).reshape(10000, 4)
     strategy = mirrored(2)
     ds = Dataset.from_tensor_slices(rows).batch(64).shard(num_shards, 0)
-    found = [strategy.local_results(step) for step in strategy.distribute_dataset(ds)]
+    actual = [strategy.local_results(step) for step in strategy.distribute_dataset(ds)]
     starts = range(0, len(rows), 64 * num_shards)
-    assert [np.concatenate(step).tolist() for step in found] == [rows[k : k + 64].tolist() for k in starts]
+    assert [np.concatenate(step).tolist() for step in actual] == [rows[k : k + 64].tolist() for k in starts]
     # The first replica's part in the first step may be a slice of the source; all other parts are copies.
-    assert not any(np.shares_memory(piece, rows) for step in found[1:] for piece in step)
+    assert not any(np.shares_memory(piece, rows) for step in actual[1:] for piece in step)
 
 
 def test_pieces_of_a_shard_in_loops_do_not_keep_the_others():
     rows = np.arange(40000, dtype=np.float32).reshape(10000, 4)
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64).shard(8, 0))
-    found = strategy.run(lambda pieces: sum(np.shares_memory(each, rows) for each in pieces), args=(distributed,))
-    assert max(strategy.local_results(found)) <= 1
+    actual = strategy.run(lambda pieces: sum(np.shares_memory(piece, rows) for piece in pieces), args=(distributed,))
+    assert max(strategy.local_results(actual)) <= 1
 
 
 @pytest.mark.parametrize("block_rows", [1, 7, 64, 100])
@@ -623,10 +623,10 @@ def test_rows_of_several_blocks_are_gathered(size, block_rows):
     signature = {"x": TensorSpec((None,), np.int64), "y": TensorSpec((None, 2), np.float32)}
     ds = Dataset.from_generator(rows, output_signature=signature).unbatch().batch(size)
     strategy = mirrored(2)
-    found = [strategy.local_results(step) for step in strategy.distribute_dataset(ds)]
+    actual = [strategy.local_results(step) for step in strategy.distribute_dataset(ds)]
     batches = [np.arange(start, min(start + size, 500)) for start in range(0, 500, size)]
-    assert [[piece["x"].tolist() for piece in step] for step in found] == [pieces(list(each), 2) for each in batches]
-    for step in found:
+    assert [[piece["x"].tolist() for piece in step] for step in actual] == [pieces(list(value), 2) for value in batches]
+    for step in actual:
         for piece in step:
             assert piece["y"].dtype == np.float32
             assert piece["y"].tolist() == [[k, k] for k in piece["x"]]

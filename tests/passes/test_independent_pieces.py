@@ -81,7 +81,7 @@ def test_lines_are_cut_by_splits(tmp_path):
 def test_endless_pieces():
     pieces = pieces_of(node_of(Dataset.counter(5, 2).batch(3)))
     assert pieces.num_units == -1
-    assert [each.tolist() for each in elements(pieces.cut(10, 12))] == [[65, 67, 69], [71, 73, 75]]
+    assert [element.tolist() for element in elements(pieces.cut(10, 12))] == [[65, 67, 69], [71, 73, 75]]
 
 
 @pytest.mark.parametrize(

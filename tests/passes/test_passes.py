@@ -61,11 +61,11 @@ def check_stages(pipeline):
         node = node_of(pipeline.dataset())
         optimised = run(node, fuse(lower(simplify(node))))
         for stage, plan in STAGES.items():
-            found = run(node, plan(node))
+            actual = run(node, plan(node))
             # A rewritten pipeline may succeed where a batch does not stack, but not fail where the plain one succeeds.
-            if found is not StackError:
+            if actual is not StackError:
                 assert optimised is not StackError, f"{stage} does not fail"
-                same_elements(optimised, found, f"optimised against {stage}")
+                same_elements(optimised, actual, f"optimised against {stage}")
 
 
 @given(pipelines())
@@ -76,7 +76,7 @@ def test_simplifying_again_changes_nothing(pipeline):
 
 
 def _chain(node):
-    return [node, *(each for source in node.inputs for each in _chain(source))]
+    return [node, *(value for source in node.inputs for value in _chain(source))]
 
 
 # --- the gain, as tasks ---
@@ -127,7 +127,7 @@ def test_batches_passed_over_are_not_read(files):
 def test_take_after_map_computes_what_it_takes(files):
     seen = []
     ds = daskdist.read_parquet(files).map(lambda d: seen.append(1) or d["a"]).batch(4).map(np.negative).take(1)
-    assert [each.tolist() for each in ds] == [[0, -1, -2, -3]]
+    assert [element.tolist() for element in ds] == [[0, -1, -2, -3]]
     assert len(seen) == 4
 
 
@@ -147,7 +147,7 @@ def test_skip_builds_no_batch_it_passes_over(files):
     seen = []
     ds = daskdist.read_parquet(files).batch(5).map(lambda d: seen.append(len(d["a"])) or d["a"])
     kept = list(ds.skip(6))
-    assert [each.tolist() for each in kept] == [[30, 31, 32, 33, 34], [35, 36, 37, 38, 39]]
+    assert [value.tolist() for value in kept] == [[30, 31, 32, 33, 34], [35, 36, 37, 38, 39]]
     assert len(seen) == 2
 
 
@@ -235,13 +235,13 @@ def test_file_shards_are_the_rows(files, num_workers):
     assert decision.policy is AutoShardPolicy.FILE
     assert decision.by_split == (num_workers > 4)
     assert len(nodes) == num_workers
-    same_multiset([each for node in nodes for each in elements_of(node)], elements_of(node_of(ds)), "all shards")
+    same_multiset([element for node in nodes for element in elements_of(node)], elements_of(node_of(ds)), "all shards")
 
 
 def test_files_go_to_workers_in_turn(files):
     _, nodes = autoshard(node_of(daskdist.read_parquet(files)), AutoShardPolicy.FILE, 2)
-    found = [sorted({int(d["a"]) // 10 for d in elements_of(node)}) for node in nodes]
-    assert found == [[0, 2], [1, 3]]
+    actual = [sorted({int(d["a"]) // 10 for d in elements_of(node)}) for node in nodes]
+    assert actual == [[0, 2], [1, 3]]
 
 
 @given(pipelines(max_operations=4))
@@ -252,12 +252,12 @@ def test_operations_that_may_be_sharded_lose_no_row(pipeline):
         return
     with dask.config.set({"daskdist.split-bytes": pipeline.split_bytes}):
         node = node_of(pipeline.dataset())
-        if any(each.facts.regroups or len(each.inputs) > 1 for each in walk(node)):
+        if any(item.facts.regroups or len(item.inputs) > 1 for item in walk(node)):
             # Each worker forms its own batches and pairs, so their rows cannot be compared.
             return
         decision, nodes = autoshard(node, AutoShardPolicy.AUTO, 2)
         if decision.policy is AutoShardPolicy.FILE:
-            rows = [each for share in nodes for each in run(share, lower(share))]
+            rows = [value for share in nodes for value in run(share, lower(share))]
             same_multiset(rows, run(node, lower(node)), "all shards")
 
 

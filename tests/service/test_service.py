@@ -32,7 +32,7 @@ def job() -> str:
 
 def numbers(elements) -> list[int]:
     """Return elements as Python's own numbers."""
-    return [int(each) for each in elements]
+    return [int(element) for element in elements]
 
 
 # --- the examples of TensorFlow's page ---
@@ -44,12 +44,12 @@ def test_earlier_operations_run_on_workers_and_later_ones_here(client):
     dataset = dataset.map(lambda x: (x * x, os.getpid()))
     dataset = dataset.apply(distribute("parallel_epochs", client.scheduler.address.replace("tcp", "grpc")))
     dataset = dataset.map(lambda x, pid: (x + 1, pid, os.getpid()))
-    found = list(dataset)
+    actual = list(dataset)
     # Each of the two workers produces all elements.
-    assert sorted(int(x) for x, *_ in found) == sorted(2 * [1, 2, 5, 10, 17])
-    assert len({int(pid) for _, pid, _ in found}) == 2
-    assert here not in {int(pid) for _, pid, _ in found}
-    assert {int(pid) for *_, pid in found} == {here}
+    assert sorted(int(x) for x, *_ in actual) == sorted(2 * [1, 2, 5, 10, 17])
+    assert len({int(pid) for _, pid, _ in actual}) == 2
+    assert here not in {int(pid) for _, pid, _ in actual}
+    assert {int(pid) for *_, pid in actual} == {here}
 
 
 CONSUMER = """
@@ -66,10 +66,10 @@ for iteration in range(3):
 def test_two_processes_share_the_iterations_of_a_job(client):
     arguments = ["-c", CONSUMER, client.scheduler.address, job()]
     processes = [Program(*arguments, stdout=subprocess.PIPE) for _ in range(2)]
-    told = [process.communicate(timeout=60)[0].split("\n") for process in processes]
+    report = [process.communicate(timeout=60)[0].split("\n") for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     for iteration in range(3):
-        shares = [numbers(lines[iteration].split()) for lines in told]
+        shares = [numbers(lines[iteration].split()) for lines in report]
         assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3, 4]
 
 
@@ -99,10 +99,10 @@ def test_a_finished_job_gives_no_elements(client, caplog):
 )
 def test_one_epoch_is_the_dataset_itself(client, mode, build):
     dataset = build(Dataset.range(100))
-    found, expected = list(dataset.serve(client, mode)), list(dataset)
-    same_multiset(found, expected)
+    actual, expected = list(dataset.serve(client, mode)), list(dataset)
+    same_multiset(actual, expected)
     if mode is ShardingPolicy.DATA:
-        same_elements(found, expected)
+        same_elements(actual, expected)
 
 
 def test_elements_are_in_order_if_deterministic_is_true(client):
@@ -112,11 +112,11 @@ def test_elements_are_in_order_if_deterministic_is_true(client):
 
 def test_all_workers_produce_an_epoch_and_what_they_read_is_read_once(client, parquet_files):
     dataset = daskdist.read_parquet(parquet_files(40, 4, row_group=10)).map(lambda x: (x["id"], os.getpid()))
-    found = [(int(x), int(pid)) for x, pid in dataset.serve(client)]
-    assert sorted(x for x, _ in found) == list(range(160))
-    assert len({pid for _, pid in found}) == 2
+    actual = [(int(x), int(pid)) for x, pid in dataset.serve(client)]
+    assert sorted(x for x, _ in actual) == list(range(160))
+    assert len({pid for _, pid in actual}) == 2
     # A lease has whole row groups.
-    assert all(len({pid for x, pid in found if x // 10 == group}) == 1 for group in range(16))
+    assert all(len({pid for x, pid in actual if x // 10 == group}) == 1 for group in range(16))
 
 
 def test_each_worker_shuffles_in_an_order_of_its_own(client):
@@ -137,9 +137,9 @@ def test_an_unseeded_shuffle_has_another_order_in_each_iteration(client):
 def test_files_are_shared_out(client, parquet_files):
     dataset = daskdist.read_parquet(parquet_files(40, 4)).batch(5).map(lambda x: (x["id"], os.getpid()))
     for mode in (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA):
-        found = [(numbers(ids), int(pid)) for ids, pid in dataset.serve(client, mode)]
-        assert Counter(number for ids, _ in found for number in ids) == Counter(range(160))
-        assert len({pid for _, pid in found}) == 2
+        actual = [(numbers(ids), int(pid)) for ids, pid in dataset.serve(client, mode)]
+        assert Counter(number for ids, _ in actual for number in ids) == Counter(range(160))
+        assert len({pid for _, pid in actual}) == 2
     with pytest.raises(errors.ShardingError):
         list(Dataset.range(10).serve(client, ShardingPolicy.FILE))
     assert sorted(numbers(Dataset.range(10).serve(client, ShardingPolicy.FILE_OR_DATA))) == list(range(10))
@@ -149,9 +149,9 @@ def test_hints_are_filled_in(client):
     from daskdist.sharding import SHARD_HINT
 
     dataset = Dataset.range(10).shard(SHARD_HINT, SHARD_HINT).map(lambda x: (x, os.getpid()))
-    found = [(int(x), int(pid)) for x, pid in dataset.serve(client, ShardingPolicy.HINT)]
-    assert sorted(x for x, _ in found) == list(range(10))
-    assert len({pid for _, pid in found}) == 2
+    actual = [(int(x), int(pid)) for x, pid in dataset.serve(client, ShardingPolicy.HINT)]
+    assert sorted(x for x, _ in actual) == list(range(10))
+    assert len({pid for _, pid in actual}) == 2
 
 
 def test_an_error_comes_after_the_elements_before_it(client):
@@ -183,31 +183,31 @@ def test_two_consumers_get_each_element_once(client):
 def test_elements_that_a_consumer_leaves_go_to_the_next(client):
     name = job()
     iterator = iter(Dataset.range(10_000).batch(10).serve(client, job_name=name))
-    found = []
+    actual = []
     for _ in range(20):
-        found.append(next(iterator))
+        actual.append(next(iterator))
         # Simulate a step of training.
         time.sleep(0.02)
     iterator.close()
-    found += list(Dataset.range(10_000).batch(10).serve(client, job_name=name))
-    numbers_found = np.concatenate(found).tolist()
+    actual += list(Dataset.range(10_000).batch(10).serve(client, job_name=name))
+    numbers_found = np.concatenate(actual).tolist()
     assert len(numbers_found) == len(set(numbers_found))
     # The first consumer's pipeline had taken a few batches ahead, which are lost.
     assert 10_000 - len(numbers_found) <= 10 * 2 * LEAST_AHEAD
 
 
 def test_consumers_forget_finished_parts_of_an_endless_task(client):
-    before = [each for each in gc.get_objects() if isinstance(each, Reading)]
+    before = [item for item in gc.get_objects() if isinstance(item, Reading)]
     name = job()
     iterators = [iter(Dataset.counter().serve(client, ShardingPolicy.DATA, job_name=name)) for _ in range(3)]
-    found = [int(next(iterator)) for _ in range(400) for iterator in iterators]
-    assert len(set(found)) == len(found)
-    readings = [each for each in gc.get_objects() if isinstance(each, Reading) and each not in before]
+    actual = [int(next(iterator)) for _ in range(400) for iterator in iterators]
+    assert len(set(actual)) == len(actual)
+    readings = [value for value in gc.get_objects() if isinstance(value, Reading) and value not in before]
     assert len(readings) == 3
-    eventually(lambda: not any(each.done() for each in readings))
+    eventually(lambda: not any(reading.done() for reading in readings))
     # The iterators continue, and no element comes twice.
-    found += [int(next(iterator)) for _ in range(20) for iterator in iterators]
-    assert len(set(found)) == len(found)
+    actual += [int(next(iterator)) for _ in range(20) for iterator in iterators]
+    assert len(set(actual)) == len(actual)
     for iterator in iterators:
         iterator.close()
 
@@ -218,8 +218,8 @@ def test_rounds(client):
     consumers = [
         iter(dataset.serve(client, "parallel_epochs", name, consumer_index=index, num_consumers=2)) for index in (0, 1)
     ]
-    found = [numbers(next(each) for _ in range(6)) for each in consumers]
-    assert found == [[0, 0, 2, 2, 4, 4], [1, 1, 3, 3, 5, 5]]
+    actual = [numbers(next(consumer) for _ in range(6)) for consumer in consumers]
+    assert actual == [[0, 0, 2, 2, 4, 4], [1, 1, 3, 3, 5, 5]]
     with pytest.raises(errors.ArgumentError, match="without end"):
         Dataset.range(4).serve(client, job_name=name, consumer_index=0, num_consumers=2)
 
@@ -236,7 +236,7 @@ def test_rounds_within_a_budget(client, mode):
         iter(apart),
         iter(sequences.serve(client, mode, name, consumer_index=1, num_consumers=2, tokens_per_consumer=budget)),
     ]
-    rounds = [[next(each) for each in consumers] for _ in range(60)]
+    rounds = [[next(consumer) for consumer in consumers] for _ in range(60)]
     for batches in rounds:
         assert all(0 < batch.size <= budget or batch.shape[1] == 0 for batch in batches)
         longest = [batch.shape[1] for batch in batches]
@@ -244,8 +244,8 @@ def test_rounds_within_a_budget(client, mode):
         assert longest[0] <= longest[1] <= longest[0] + 3
     # Batches use most of their budget.
     assert np.mean([batch.size for batches in rounds for batch in batches]) > 0.7 * budget
-    for each in consumers:
-        each.close()
+    for value in consumers:
+        value.close()
 
 
 @pytest.mark.parametrize(
@@ -355,16 +355,16 @@ def test_a_consumer_is_killed(client, on_loss):
     name = job()
     script = KILLED.replace("job_name=job", f"job_name=job, on_consumer_loss={on_loss!r}")
     process = Program("-c", script, client.scheduler.address, name, "100", stdout=subprocess.PIPE)
-    told = numbers(process.communicate(timeout=60)[0].split())
+    report = numbers(process.communicate(timeout=60)[0].split())
     assert process.returncode == -signal.SIGKILL
-    assert len(told) == 101
-    found = numbers(Dataset.range(800).serve(client, job_name=name, on_consumer_loss=on_loss))
-    assert len(found) == len(set(found))
+    assert len(report) == 101
+    actual = numbers(Dataset.range(800).serve(client, job_name=name, on_consumer_loss=on_loss))
+    assert len(actual) == len(set(actual))
     if on_loss == "redeliver":
         # Elements that the lost consumer's pipeline had taken ahead are lost, so check only those before them.
-        assert set(range(100)) <= set(told) | set(found)
+        assert set(range(100)) <= set(report) | set(actual)
     else:
-        assert not set(found) & set(told)
+        assert not set(actual) & set(report)
 
 
 @pytest.mark.parametrize("mode", ["distributed_epoch", "parallel_epochs"])
@@ -372,10 +372,10 @@ def test_a_worker_is_killed(own_client, mode):
     client = own_client
     dataset = Dataset.range(3000).map(lambda x: (x, os.getpid())).batch(10)
     iterator = iter(dataset.serve(client, mode))
-    found = [next(iterator) for _ in range(20)]
-    os.kill(int(found[0][1][0]), signal.SIGKILL)
-    found += list(iterator)
-    counts = Counter(number for ids, _ in found for number in ids.tolist())
+    actual = [next(iterator) for _ in range(20)]
+    os.kill(int(actual[0][1][0]), signal.SIGKILL)
+    actual += list(iterator)
+    counts = Counter(number for ids, _ in actual for number in ids.tolist())
     if mode == "distributed_epoch":
         assert counts == Counter(range(3000))
     else:
@@ -395,25 +395,25 @@ def test_a_worker_is_killed_another_comes_and_one_retires(own_client, parquet_fi
     client, name = own_client, job()
 
     def workers():
-        return [each for job in service.status(client).jobs if job.name == name for each in job.workers]
+        return [worker for job in service.status(client).jobs if job.name == name for worker in job.workers]
 
     # With so few requests, the workers are not at the end before the last of them is lost.
     dataset = daskdist.read_parquet(parquet_files(200, 8, row_group=20)).map(lambda row: row["id"]).batch(5)
     consumers = [iter(dataset.serve(client, mode, name, max_outstanding_requests=4)) for _ in range(2)]
-    found = [next(each) for _ in range(10) for each in consumers]
+    actual = [next(item) for _ in range(10) for item in consumers]
     kill_one_of(client, workers())
-    found += [next(each) for _ in range(10) for each in consumers]
+    actual += [next(value) for _ in range(10) for value in consumers]
     client.wait_for_workers(2, timeout=60)
     if mode is ShardingPolicy.DYNAMIC:
         # A new worker gets leases at once.
-        found += [next(each) for _ in range(20) for each in consumers]
+        actual += [next(consumer) for _ in range(20) for consumer in consumers]
         eventually(lambda: len(set(workers())) == 2)
     before = set(client.scheduler_info(n_workers=-1)["workers"])
     client.cluster.scale(1)
     eventually(lambda: len(set(client.scheduler_info(n_workers=-1)["workers"]) & before) == 1)
-    for each in consumers:
-        found += list(each)
-    assert Counter(np.concatenate(found).tolist()) == Counter(range(1600))
+    for part in consumers:
+        actual += list(part)
+    assert Counter(np.concatenate(actual).tolist()) == Counter(range(1600))
 
 
 def test_epochs_leave_nothing(client):
@@ -425,7 +425,7 @@ def test_epochs_leave_nothing(client):
     def kept_by_scheduler(dask_scheduler):
         dispatcher = dask_scheduler.plugins["daskdist-service"].dispatcher
         iterations = dispatcher.iterations()
-        tasks = [len(each.tasks) + len(each.consumers) for each in iterations]
+        tasks = [len(iteration.tasks) + len(iteration.consumers) for iteration in iterations]
         num_iterations = len(iterations)
         return len(dispatcher.datasets), len(dispatcher._consumers), len(dispatcher._tasks), sum(tasks), num_iterations
 

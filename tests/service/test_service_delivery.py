@@ -239,7 +239,7 @@ def test_a_dataset_is_unpickled_once_for_the_leases_that_a_worker_has():
         spec = TaskSpec(f"job/0/{number}", 0, "dataset", 0, JobOptions(ShardingPolicy.DYNAMIC), number, 3, (number, 4))
         producers.start(spec, None if number else pickled)
     node = given[0].node()
-    assert all(each.node() is node for each in given)
+    assert all(value.node() is node for value in given)
     for number in range(3):
         assert given[0].node() is node
         producers.stop(f"job/0/{number}")
@@ -267,11 +267,11 @@ def test_served_elements_are_compressed_from_another_host(host, compression):
         with Client(dispatcher.address, set_as_default=False) as client:
             dataset = Dataset.range(64).map(lambda x: np.full(2**14, x))
             iterator = iter(dataset.serve(client, compression=compression, max_outstanding_requests=8))
-            found = [next(iterator)]
+            actual = [next(iterator)]
             (in_use,) = client.run(compressions_in_use).values()
             is_compressed = compression == "AUTO" and host != "127.0.0.1"
             assert in_use == [installed[0] if is_compressed and installed else None]
-            same_multiset([*found, *iterator], list(dataset))
+            same_multiset([*actual, *iterator], list(dataset))
     finally:
         worker.stop()
         dispatcher.stop()
@@ -323,8 +323,8 @@ def test_an_iterator_is_not_for_a_forked_process(client):
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as told:
-        assert b"that this one was forked from" in told.read()
+    with os.fdopen(reading, "rb") as report:
+        assert b"that this one was forked from" in report.read()
     os.waitpid(child, 0)
     assert len(list(iterator)) == 999
 

@@ -61,12 +61,12 @@ class Bench:
 
 def started(commands):
     """Return the specs of the tasks that commands start, by worker."""
-    return [(each.worker, each.spec) for each in commands if isinstance(each, StartTask)]
+    return [(command.worker, command.spec) for command in commands if isinstance(command, StartTask)]
 
 
 def of_kind(commands, kind):
     """Return the commands of a kind."""
-    return [each for each in commands if isinstance(each, kind)]
+    return [command for command in commands if isinstance(command, kind)]
 
 
 @pytest.mark.parametrize("num_units", [1, 7, 100, 12_345])
@@ -118,8 +118,8 @@ def test_leases_of_a_lost_worker_continue_after_acknowledged_elements():
     bench.dispatcher.progressed(spec.id, 0, [(0, 3)])
     again = started(bench.dispatcher.worker_left("w0"))
     assert {worker for worker, _ in again} == {"w1"}
-    (found,) = [each for _, each in again if each.id == spec.id]
-    assert (found.attempt, found.lease, found.done, found.expected) == (1, spec.lease, ((0, 3),), ("c",))
+    (actual,) = [value for _, value in again if value.id == spec.id]
+    assert (actual.attempt, actual.lease, actual.done, actual.expected) == (1, spec.lease, ((0, 3),), ("c",))
     # Messages of the lost worker are ignored.
     assert not bench.dispatcher.task_done(spec.id, 0)
 
@@ -127,11 +127,11 @@ def test_leases_of_a_lost_worker_continue_after_acknowledged_elements():
 def test_a_consumer_that_others_keep_waiting_has_another_lease():
     bench = Bench()
     commands = bench.join()
-    told = of_kind(commands, SendTasks)[-1].number
-    more = started(bench.dispatcher.read_all("c", told))
+    report = of_kind(commands, SendTasks)[-1].number
+    more = started(bench.dispatcher.read_all("c", report))
     assert len(more) == 1
     # The consumer has not been told of the new lease yet, so it gets no further one.
-    assert not bench.dispatcher.read_all("c", told)
+    assert not bench.dispatcher.read_all("c", report)
 
 
 def test_consumers_that_are_missing_in_rounds_are_named():
@@ -150,7 +150,7 @@ def test_consumers_that_are_missing_in_rounds_are_named():
     bench.dispatcher.left("b")
     for now, warned in ((31.0, []), (60.0, []), (61.0, ["a", "c"])):
         bench.clock.now = now
-        assert [each.consumer for each in bench.dispatcher.tick()] == warned
+        assert [value.consumer for value in bench.dispatcher.tick()] == warned
 
 
 def test_consumers_without_a_worker_are_informed():
@@ -158,8 +158,8 @@ def test_consumers_without_a_worker_are_informed():
     bench.join()
     bench.dispatcher.tick()
     bench.clock.now = 31
-    (told,) = bench.dispatcher.tick()
-    assert "no worker" in told.message
+    (report,) = bench.dispatcher.tick()
+    assert "no worker" in report.message
 
 
 def test_jobs_that_nobody_reads_are_removed():
@@ -182,7 +182,7 @@ def test_only_the_number_of_an_iteration_that_is_over_is_kept(pieces):
         bench.read_through(iteration)
         kept(bench, state)
         # The latest iteration is kept to be shown in the status.
-        assert [each.number for each in bench.dispatcher.iterations()] == [iteration]
+        assert [value.number for value in bench.dispatcher.iterations()] == [iteration]
         assert len(bench.dispatcher._tasks) == len(bench.dispatcher.iterations()[0].tasks)
     assert len(state) == 3
     other = Bench(workers=0, is_kept=True)
@@ -206,7 +206,7 @@ def test_iterations_that_all_have_continued_from_are_removed():
     assert not bench.dispatcher.tick()
     bench.join("slow", iteration=1)
     bench.clock.now = 600
-    assert {each.task for each in of_kind(bench.dispatcher.tick(), StopTask)} == {f"name:j/0/{n}" for n in range(4)}
+    assert {value.task for value in of_kind(bench.dispatcher.tick(), StopTask)} == {f"name:j/0/{n}" for n in range(4)}
     with pytest.raises(Refused, match=r"iteration 0 of the job 'j' was removed.* 600 s .*job-gc-timeout"):
         bench.join("late")
     # Iterations that come after a consumer's current one are kept, since that consumer will read them.
@@ -231,7 +231,7 @@ def test_consumers_are_told_each_second_what_is_recorded():
     assert not bench.dispatcher.tick()
     # The size of a message is limited: later intervals follow when the earlier ones are complete.
     bench.dispatcher.progressed(spec.id, 0, [(2 * number, 2 * number + 1) for number in range(100_000)])
-    assert [len(each.tasks[0][1]) for each in bench.dispatcher.tick()] == [256, 256]
+    assert [len(value.tasks[0][1]) for value in bench.dispatcher.tick()] == [256, 256]
 
 
 def kept(bench, state):
@@ -266,7 +266,7 @@ def test_another_dispatcher_continues():
     assert not other.dispatcher.tick()
     other.clock.now = 60
     lost = of_kind(other.dispatcher.tick(), LoseConsumer)
-    assert {(each.task, each.consumer) for each in lost} == {(spec.id, "b") for spec in begun}
+    assert {(value.task, value.consumer) for value in lost} == {(spec.id, "b") for spec in begun}
     # New leases begin after those of the old dispatcher.
     later = [spec.lease for _, spec in started(other.dispatcher.task_done(begun[0].id, 1))]
     assert not later or later[0][0] == max(spec.lease[1] for spec in specs)

@@ -56,7 +56,7 @@ class Service(RuleBasedStateMachine):
 
     @rule(number=small)
     def a_worker_produces(self, number):
-        alive = [each for each in self.service.workers.values() if each.is_alive]
+        alive = [worker for worker in self.service.workers.values() if worker.is_alive]
         if alive:
             alive[number % len(alive)].produce()
 
@@ -82,7 +82,7 @@ class Service(RuleBasedStateMachine):
 
     @rule(number=small, num_kept=small)
     def a_worker_is_killed(self, number, num_kept):
-        alive = [each for each in self.service.workers.values() if each.is_alive]
+        alive = [worker for worker in self.service.workers.values() if worker.is_alive]
         if alive:
             self.service.kill_worker(alive[number % len(alive)], num_kept)
 
@@ -129,7 +129,7 @@ class Service(RuleBasedStateMachine):
             assert set(in_all) == set(range(self.num_elements))
 
     def _reading(self):
-        return [each for each in self.service.consumers.values() if each.is_reading]
+        return [consumer for consumer in self.service.consumers.values() if consumer.is_reading]
 
 
 class Leased(Service):
@@ -180,8 +180,8 @@ MOST_KEPT = 100
 
 def sizes(service):
     """Return the numbers of intervals that the parts of the service keep."""
-    consumers = [each for each in service.consumers.values() if each.is_reading]
-    used = [numbers for each in consumers for numbers in each.reading._done.values()]
+    consumers = [item for item in service.consumers.values() if item.is_reading]
+    used = [numbers for value in consumers for numbers in value.reading._done.values()]
     unconfirmed = [
         consumer.unconfirmed
         for worker in service.workers.values()
@@ -213,11 +213,11 @@ def test_state_of_a_long_shared_task_is_bounded(mode, num_elements, options):
         # Workers and dispatchers are not replaced here, since another worker would start with an empty cache.
         faults = {number: fault for number, fault in faults.items() if fault == "cut"}
     largest = number = 0
-    while any(each.is_reading for each in service.consumers.values()):
+    while any(entry.is_reading for entry in service.consumers.values()):
         number += 1
         for step in service.steps():
             step()
-        for worker in [each for each in service.workers.values() if each.is_alive]:
+        for worker in [item for item in service.workers.values() if item.is_alive]:
             worker.produce()
         for consumer in service.consumers.values():
             if consumer.is_reading:
@@ -229,7 +229,7 @@ def test_state_of_a_long_shared_task_is_bounded(mode, num_elements, options):
         if fault == "cut":
             draw.choice([link for link in service.links if not link.is_cut]).cut(draw.randint(0, 3))
         elif fault == "worker":
-            service.kill_worker(next(each for each in service.workers.values() if each.is_alive), 1)
+            service.kill_worker(next(value for value in service.workers.values() if value.is_alive), 1)
         elif fault == "scheduler":
             service.restart_dispatcher()
         if fault in ("worker", "scheduler"):
@@ -277,7 +277,7 @@ def test_consumers_that_are_read_by_turns_wait_for_no_task_that_they_left_to_oth
             service.add_consumer()
         turns = itertools.cycle(service.consumers.values())
         consumer, number = next(turns), 0
-        while any(each.is_reading for each in service.consumers.values()):
+        while any(value.is_reading for value in service.consumers.values()):
             number += 1
             assert number < 2_000
             for step in draw.sample(service.steps(), k=draw.randint(0, len(service.steps()))):

@@ -66,8 +66,8 @@ def test_each_worker_produces_all_elements():
     assert sorted(map(int, dataset)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     # In this mode each element comes once.
     assert sorted(map(int, Dataset.range(3).apply(distribute("one_epoch", dispatcher.target)))) == [0, 1, 2]
-    for each in [*workers, dispatcher]:
-        each.stop()
+    for item in [*workers, dispatcher]:
+        item.stop()
 
 
 def test_elements_of_a_job_are_split_between_two_training_workers(one_worker):
@@ -105,7 +105,7 @@ def test_each_repetition_is_a_new_job(one_worker):
     dataset = Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)).repeat(3)
     assert sorted(map(int, dataset)) == sorted(3 * list(range(5)))
     # Of finished iterations, the status shows the latest.
-    assert [each.iteration for each in service.status(one_worker).jobs if each.name == name] == [2]
+    assert [value.iteration for value in service.status(one_worker).jobs if value.name == name] == [2]
 
 
 def test_the_name_of_a_finished_job_gives_no_elements(one_worker, caplog):
@@ -128,8 +128,8 @@ def test_outstanding_requests_are_limited(one_worker):
     next(iterator)
 
     def num_waiting():
-        found = [each for each in service.status(one_worker).jobs if each.state == "running"]
-        return sum(consumer.num_waiting for each in found for consumer in each.consumers)
+        actual = [value for value in service.status(one_worker).jobs if value.state == "running"]
+        return sum(consumer.num_waiting for result in actual for consumer in result.consumers)
 
     most = 0
     until = time.monotonic() + 1
@@ -166,15 +166,15 @@ def test_strategies_distribute_datasets_of_the_service(client, kind, name):
 def test_workers_that_come_and_retire():
     with in_process(1) as cluster, Client(cluster, set_as_default=False) as client:
         iterator = iter(Dataset.range(4000).batch(10).serve(client, max_outstanding_requests=4))
-        found = [next(iterator) for _ in range(5)]
+        actual = [next(iterator) for _ in range(5)]
         cluster.scale(2)
         client.wait_for_workers(2)
         eventually(lambda: len(service.status(client).jobs[0].workers) == 2)
-        found += [next(iterator) for _ in range(50)]
+        actual += [next(iterator) for _ in range(50)]
         leaving = service.status(client).jobs[0].workers[0]
         assert leaving in client.retire_workers([leaving])
-        found += list(iterator)
-        assert Counter(np.concatenate(found).tolist()) == Counter(range(4000))
+        actual += list(iterator)
+        assert Counter(np.concatenate(actual).tolist()) == Counter(range(4000))
 
 
 # --- where a service is ---
@@ -191,8 +191,8 @@ def test_a_scheduler_with_the_preload_module(tmp_path):
         eventually(lambda: file.exists() and file.read_text().endswith("}"), 60)
         address = json.loads(file.read_text())["address"]
         worker = WorkerServer(WorkerConfig(address, worker_address=HOST))
-        for each in (file, str(file), address):
-            assert sorted(map(int, Dataset.range(4).serve(each))) == [0, 1, 2, 3]
+        for item in (file, str(file), address):
+            assert sorted(map(int, Dataset.range(4).serve(item))) == [0, 1, 2, 3]
         worker.stop()
     finally:
         process.terminate()
@@ -260,14 +260,14 @@ def test_a_scheduler_that_is_killed_and_started_again(tmp_path):
             workers = [WorkerServer(WorkerConfig(f"{HOST}:{port}", worker_address=HOST)) for _ in range(2)]
         dataset = Dataset.range(4000).batch(10).serve(f"{HOST}:{port}", job_name="job")
         one, other = iter(dataset), iter(Dataset.range(4000).batch(10).serve(f"{HOST}:{port}", job_name="job"))
-        found = [next(each) for _ in range(30) for each in (one, other)]
+        actual = [next(item) for _ in range(30) for item in (one, other)]
         process.kill()
         process.wait(30)
         process = scheduler()
-        found += list(one) + list(other)
-        assert Counter(np.concatenate(found).tolist()) == Counter(range(4000))
-        for each in workers:
-            each.stop()
+        actual += list(one) + list(other)
+        assert Counter(np.concatenate(actual).tolist()) == Counter(range(4000))
+        for worker in workers:
+            worker.stop()
     finally:
         process.kill()
         process.wait(30)

@@ -47,13 +47,13 @@ def server():
     started = dispatcher()
     workers = [worker(started) for _ in range(2)]
     yield started
-    for each in [*workers, started]:
-        each.stop()
+    for item in [*workers, started]:
+        item.stop()
 
 
 def numbers(elements):
     """Return elements as Python's own numbers."""
-    return [int(each) for each in elements]
+    return [int(element) for element in elements]
 
 
 # --- names ---
@@ -62,7 +62,7 @@ def numbers(elements):
 def test_signatures_are_those_of_tensorflow():
     def names(function):
         parameters = inspect.signature(function).parameters.values()
-        return {each.name: each.default for each in parameters if each.name != "self"}
+        return {parameter.name: parameter.default for parameter in parameters if parameter.name != "self"}
 
     required = inspect.Parameter.empty
     assert names(distribute) == {
@@ -120,8 +120,8 @@ def test_programs_with_servers_of_their_own(server):
     assert server.num_workers == 2
     assert server.target == f"tcp://{server.address}"
     # A service may be given as the server or its address, also with TensorFlow's protocol.
-    for each in (server, f"grpc://{server.address}", ("grpc", server.address), server.address):
-        assert sorted(numbers(Dataset.range(3).serve(each))) == [0, 1, 2]
+    for value in (server, f"grpc://{server.address}", ("grpc", server.address), server.address):
+        assert sorted(numbers(Dataset.range(3).serve(value))) == [0, 1, 2]
 
 
 # Tornado does not close a socket that it cannot bind.
@@ -170,15 +170,15 @@ def test_another_dispatcher_continues_with_the_jobs(tmp_path):
     dataset = Dataset.range(4000).batch(10)
     one, other = (iter(dataset.apply(distribute("distributed_epoch", first.target, "job"))) for _ in range(2))
     register_dataset(first, dataset, dataset_id="kept")
-    found = [next(each) for _ in range(20) for each in (one, other)]
+    actual = [next(item) for _ in range(20) for item in (one, other)]
     first.stop()
     second = dispatcher(port=port, work_dir=str(tmp_path), fault_tolerant_mode=True)
-    found += list(one) + list(other)
-    assert sorted(np.concatenate(found).tolist()) == list(range(4000))
+    actual += list(one) + list(other)
+    assert sorted(np.concatenate(actual).tolist()) == list(range(4000))
     assert not list(dataset.apply(distribute("distributed_epoch", second.target, "job")))
     assert len(list(from_dataset_id("distributed_epoch", second, "kept"))) == 400
-    for each in [*workers, second]:
-        each.stop()
+    for value in [*workers, second]:
+        value.stop()
 
 
 def test_jobs_that_nobody_reads_are_removed():
@@ -200,9 +200,9 @@ def test_registered_datasets(server):
     assert register_dataset(server, dataset) == name
     read = from_dataset_id("distributed_epoch", server.target, name)
     assert read.element_spec == dataset.element_spec
-    assert sorted(np.concatenate([each["x"] for each in read]).tolist()) == list(range(20))
+    assert sorted(np.concatenate([value["x"] for value in read]).tolist()) == list(range(20))
     plain = service.from_dataset_id(service.ShardingPolicy.FILE_OR_DATA, server, name, job_name="shared")
-    assert sum(len(each["x"]) for each in plain) == 20
+    assert sum(len(item["x"]) for item in plain) == 20
     assert from_dataset_id("one_epoch", server, name, element_spec=dataset.element_spec).element_spec
 
 
@@ -233,7 +233,7 @@ def test_status(server):
         next(iterator)
 
     def its_job():
-        (job,) = [each for each in service.status(server).jobs if each.name == "looked at"]
+        (job,) = [value for value in service.status(server).jobs if value.name == "looked at"]
         return job
 
     eventually(lambda: its_job().num_used >= 290)

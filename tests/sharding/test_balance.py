@@ -82,12 +82,12 @@ def test_files_stay_whole_where_that_is_balanced(tmp_path):
     with splits_of(16):
         decision, nodes = balanced(read_text(paths), 3)
     owned = [[split.file for split in node.splits()] for node in sources(nodes)]
-    assert [sorted(set(each)) for each in owned] == [[0], [2, 4], [1, 3, 5]]
+    assert [sorted(set(value)) for value in owned] == [[0], [2, 4], [1, 3, 5]]
     assert "1.00 times the mean" in decision.reason
 
 
 def sources(nodes):
-    return [next(each for each in walk(node) if isinstance(each, ReadFiles)) for node in nodes]
+    return [next(value for value in walk(node) if isinstance(value, ReadFiles)) for node in nodes]
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 5])
@@ -131,8 +131,8 @@ def test_balance_on_a_cluster(start_cluster, tmp_path, num_workers):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(num_workers, 1)) as strategy, splits_of(512):
         dist = strategy.distribute_dataset(ds)
         assert "assigned largest first" in dist.explain()
-        found = rows_of(itertools.chain(*[strategy.local_results(step) for step in dist]))
-    assert found == Counter(range(694))
+        actual = rows_of(itertools.chain(*[strategy.local_results(step) for step in dist]))
+    assert actual == Counter(range(694))
 
 
 def test_files_a_function_reads_are_dealt_in_turn_all_the_same(files):
@@ -189,10 +189,10 @@ def test_workers_share_one_list_of_files(tmp_path, balance):
     paths = texts(tmp_path, [1] * 3)
     ds = Dataset(ReadFiles((*paths, *[paths[0]] * 20_000), node_of(read_text(paths)).format))
     _, nodes = autoshard(node_of(ds.with_options(Options(balance=balance))), AutoShardPolicy.FILE, 1000)
-    found = sources(nodes)
-    assert all(node.paths is found[0].paths for node in found)
-    assert sorted(itertools.chain(*[node.files for node in found])) == list(range(20_003))
-    assert all(node.whole is found[0].whole and not node.whole.__dict__.get("_splits") for node in found)
+    actual = sources(nodes)
+    assert all(node.paths is actual[0].paths for node in actual)
+    assert sorted(itertools.chain(*[node.files for node in actual])) == list(range(20_003))
+    assert all(node.whole is actual[0].whole and not node.whole.__dict__.get("_splits") for node in actual)
 
 
 def test_a_damaged_file_is_left_out_where_errors_are(tmp_path, parquet_files):

@@ -25,13 +25,13 @@ def policy(name: str) -> Options:
 
 def steps_of(strategy, ds) -> list[list[list[int]]]:
     """Return the row numbers of each replica, for each step."""
-    found = []
+    actual = []
     for batch in strategy.distribute_dataset(ds):
         pieces = [piece["id"] if isinstance(piece, dict) else piece for piece in strategy.local_results(batch)]
         assert all(piece.ndim == 1 for piece in pieces)
         assert {piece.dtype for piece in pieces} == {np.dtype("int64")}
-        found.append([piece.tolist() for piece in pieces])
-    return found
+        actual.append([piece.tolist() for piece in pieces])
+    return actual
 
 
 def sizes(steps) -> list[list[int]]:
@@ -383,9 +383,9 @@ def test_whole_datasets_of_workers_are_shuffled_differently_unless_a_seed_is_giv
         decision, nodes = autoshard(node_of(ds), AutoShardPolicy.OFF, 3)
         assert decision.policy is AutoShardPolicy.OFF
         # All nodes are in their first pass.
-        found = [tuple(int(x) for rows in computed_rows(Dataset(node)) for x in rows.elements()) for node in nodes]
-        assert [sorted(order) for order in found] == [list(range(50))] * 3
-        return set(found)
+        actual = [tuple(int(x) for rows in computed_rows(Dataset(node)) for x in rows.elements()) for node in nodes]
+        assert [sorted(order) for order in actual] == [list(range(50))] * 3
+        return set(actual)
 
     assert len(orders(Dataset.range(50).shuffle(50))) == 3
     assert len(orders(Dataset.range(50).global_shuffle())) == 3

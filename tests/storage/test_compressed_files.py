@@ -56,13 +56,15 @@ def test_one_stream_is_waited_for(tmp_path):
     with dask.config.set({"daskdist.split-bytes": "100 kB"}):
         form = Text()
         splits = form.list_splits(str(path), 0, FirstFile(str(path), form.spec(str(path))))
-    found = {}
-    threads = [threading.Thread(target=lambda k=k: found.update({k: form.read(splits[k])})) for k in range(len(splits))]
+    actual = {}
+    threads = [
+        threading.Thread(target=lambda k=k: actual.update({k: form.read(splits[k])})) for k in range(len(splits))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [line for k in range(len(splits)) for line in found[k].leaves[0]] == lines
+    assert [line for k in range(len(splits)) for line in actual[k].leaves[0]] == lines
 
 
 def test_a_name_that_says_another_compression(tmp_path):

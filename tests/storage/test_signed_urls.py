@@ -207,10 +207,10 @@ def test_errors_of_other_operations_do_not_show_secrets(name, base, caplog):
 def test_local_names_are_no_urls(tmp_path):
     for name in ("a?token=1@b.txt", "a?token=2@b.txt"):
         (tmp_path / name).write_text(f"{name}\n")
-    found = [daskdist.read_text(str(tmp_path / name)) for name in ("a[?]token=1@b.txt", "a[?]token=2@b.txt")]
-    assert [list(ds) for ds in found] == [["a?token=1@b.txt"], ["a?token=2@b.txt"]]
-    assert found[0].fingerprint() != found[1].fingerprint()
-    assert "a?token=1@b.txt" in repr(found[0])
+    actual = [daskdist.read_text(str(tmp_path / name)) for name in ("a[?]token=1@b.txt", "a[?]token=2@b.txt")]
+    assert [list(ds) for ds in actual] == [["a?token=1@b.txt"], ["a?token=2@b.txt"]]
+    assert actual[0].fingerprint() != actual[1].fingerprint()
+    assert "a?token=1@b.txt" in repr(actual[0])
 
 
 def test_snapshots_of_signed_urls_are_reused(base, tmp_path):

@@ -71,32 +71,32 @@ def test_calls_that_differ_in_more_than_handles(on_cluster):
     def first(x, large):
         return x.sum() + large[0]
 
-    found, expected = [], []
+    actual, expected = [], []
     with messages_sent(on_cluster) as messages:
         for number, start in enumerate(range(0, 400, 20)):
             batch = next(steps)
             x, y = (ROWS[name][start : start + 20] for name in "xy")
             match number // 2 % 5:
                 case 0:
-                    found.append(on_cluster.run(difference, args=(batch["x"], batch["y"])))
+                    actual.append(on_cluster.run(difference, args=(batch["x"], batch["y"])))
                     expected.append((x - y).sum())
                 case 1:
-                    found.append(on_cluster.run(difference, args=(batch["y"], batch["x"])))
+                    actual.append(on_cluster.run(difference, args=(batch["y"], batch["x"])))
                     expected.append((y - x).sum())
                 case 2:
                     # The same function with another name for an argument, under another setting.
                     with dask.config.set({"daskdist.timeouts.collective": 100 + number % 2}):
-                        found.append(on_cluster.run(difference, args=(batch["x"],), kwargs={"y": batch["y"]}))
+                        actual.append(on_cluster.run(difference, args=(batch["x"],), kwargs={"y": batch["y"]}))
                     expected.append((x - y).sum())
                 case 3:
                     scale += 1
-                    found.append(on_cluster.run(scaled, args=(batch["x"], batch["y"])))
+                    actual.append(on_cluster.run(scaled, args=(batch["x"], batch["y"])))
                     expected.append((x * scale - y).sum())
                 case 4:
                     large[0] += 1
-                    found.append(on_cluster.run(first, args=(batch["x"], large)))
+                    actual.append(on_cluster.run(first, args=(batch["x"], large)))
                     expected.append(x.sum() + 2 * large[0])
-        sums = [float(on_cluster.reduce("SUM", each, axis=None)) for each in found]
+        sums = [float(on_cluster.reduce("SUM", result, axis=None)) for result in actual]
     np.testing.assert_allclose(sums, expected)
     assert 0 not in num_of_kinds(messages)
 

@@ -60,12 +60,12 @@ def test_calls_of_an_abandoned_strategy(client, tmp_path, how):
     elif how == "closed":
         gate.set()
         strategy.close()
-        assert [len(each) for each in lines_of(tmp_path).values()] == [NUM_CALLS + 4] * 2
+        assert [len(value) for value in lines_of(tmp_path).values()] == [NUM_CALLS + 4] * 2
     else:
         gate.set()
         with strategy:
             pass
-        assert [len(each) for each in lines_of(tmp_path).values()] == [NUM_CALLS + 4] * 2
+        assert [len(line) for line in lines_of(tmp_path).values()] == [NUM_CALLS + 4] * 2
     expected = [["first", own, "gate", *map(str, range(NUM_CALLS)), other] for own, other in (("1", "9"), ("5", "13"))]
     eventually(lambda: list(lines_of(tmp_path).values()) == expected)
     # The scheduler keeps nothing of the strategy.

@@ -139,10 +139,10 @@ def test_a_cluster_of_its_own_closes_with_it():
     assert all(psutil.pid_exists(pid) for pid in pids)
     # Other machines cannot connect to the scheduler, a worker or the dashboard.
     listening = [
-        each.laddr.ip
+        connection.laddr.ip
         for pid in [os.getpid(), *pids, *(psutil.Process(pid).ppid() for pid in pids)]
-        for each in psutil.Process(pid).net_connections("inet")
-        if each.status == psutil.CONN_LISTEN
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
     ]
     assert set(listening) == {"127.0.0.1"}
     strategy.close()
@@ -157,7 +157,7 @@ def test_a_created_cluster_is_closed_when_construction_fails():
         MultiWorkerMirroredStrategy(device_assignment=DeviceAssignment([("nobody", "CPU:0")]))
     left = set(psutil.Process().children(recursive=True)) - before
     # Python's own fork server stays.
-    workers = [each.pid for each in left if "spawn_main" in " ".join(each.cmdline())]
+    workers = [value.pid for value in left if "spawn_main" in " ".join(value.cmdline())]
     wait_until_gone(workers)
 
 
@@ -337,7 +337,7 @@ def test_everything_works_on_tls(on_tls, security, parquet_files):
         assert [np.concatenate(strategy.local_results(step)).tolist() for step in steps] == expected
         assert [strategy.gather(step, axis=0).tolist() for step in steps] == expected
         sums = [strategy.run(lambda ids: ids.sum(), args=(step,)) for step in steps]
-        assert sum(int(strategy.reduce("SUM", each, axis=None)) for each in sums) == sum(range(25))
+        assert sum(int(strategy.reduce("SUM", part, axis=None)) for part in sums) == sum(range(25))
         assert float(strategy.reduce("MEAN", steps[0], axis=0)) == np.mean(expected[0])
 
         def dataset_fn(context: daskdist.InputContext) -> Dataset:
@@ -350,19 +350,23 @@ def test_everything_works_on_tls(on_tls, security, parquet_files):
         # A number is sent from worker to worker as a whole, such a large array in parts.
         for value in (np.float64(1), np.ones(2**17)):
             reduced = strategy.run(lambda value: daskdist.get_replica_context().all_reduce("SUM", value), args=(value,))
-            assert all((np.asarray(each) == 2).all() for each in strategy.local_results(reduced))
+            assert all((np.asarray(item) == 2).all() for item in strategy.local_results(reduced))
 
         assert all(worker.startswith("tls://") for worker in strategy.workers)
-        spoken = [each for comms in strategy.client.run(open_comms).values() for each in comms]
+        spoken = [comm for comms in strategy.client.run(open_comms).values() for comm in comms]
         spoken += strategy.client.run_on_scheduler(scheduler_comms)
         assert any(worker in spoken for worker in strategy.workers)
-        assert {each.partition("://")[0] for each in spoken} == {"tls"}
+        assert {entry.partition("://")[0] for entry in spoken} == {"tls"}
 
 
 def listening_ports() -> set[tuple[str, int]]:
     """Return the addresses and ports at which sockets of this process listen."""
     connections = psutil.Process().net_connections("inet")
-    return {each.laddr[:2] for each in connections if each.status == psutil.CONN_LISTEN or not each.raddr}
+    return {
+        connection.laddr[:2]
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN or not connection.raddr
+    }
 
 
 def ports_of(client: Client) -> dict[str, set[tuple[str, int]]]:
@@ -387,7 +391,7 @@ def test_nothing_listens_but_dask(is_encrypted, security, parquet_files):
             dataset = daskdist.read_parquet(paths, "id").shuffle(8, seed=1).batch(2)
             distributed = strategy.distribute_dataset(dataset)
             steps = [strategy.run(lambda ids: ids.sum(), args=(step,)) for step in distributed]
-            assert sum(int(strategy.reduce("SUM", each, axis=None)) for each in steps) == sum(range(25))
+            assert sum(int(strategy.reduce("SUM", value, axis=None)) for value in steps) == sum(range(25))
 
             def loop(batches: Any) -> tuple[float, float, set[tuple[str, int]]]:
                 context = daskdist.get_replica_context()
@@ -494,7 +498,7 @@ def test_workers_by_address_and_by_number(start_cluster):
     addresses = {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
     placed = DeviceAssignment([(addresses["1"], "CPU:0"), (0, "/device:CPU:3")])
     with MultiWorkerMirroredStrategy(client, device_assignment=placed) as strategy:
-        assert [(each.worker, each.device) for each in strategy.replicas] == [
+        assert [(replica.worker, replica.device) for replica in strategy.replicas] == [
             (addresses["1"], "CPU:0"),
             (addresses["0"], "CPU:3"),
         ]

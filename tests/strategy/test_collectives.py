@@ -121,8 +121,8 @@ def where():
 
 def test_a_replica_knows_where_it_is(strategy):
     num_replicas = strategy.num_replicas_in_sync
-    for number, found in enumerate(strategy.local_results(strategy.run(where))):
-        assert found == {
+    for number, actual in enumerate(strategy.local_results(strategy.run(where))):
+        assert actual == {
             "number": number,
             "size": num_replicas,
             "devices": [strategy.replicas[number].device],
@@ -155,9 +155,9 @@ def test_all_reduce_gives_all_replicas_the_same(strategy):
     num_replicas = strategy.num_replicas_in_sync
     values = values_of(strategy, lambda k: {"w": np.arange(6.0).reshape(2, 3) * k, "n": k})
     total = sum(range(num_replicas))
-    for found in strategy.local_results(strategy.run(reduced, args=(values,))):
-        assert found["w"].tolist() == (np.arange(6.0).reshape(2, 3) * total).tolist()
-        assert found["n"] == total
+    for actual in strategy.local_results(strategy.run(reduced, args=(values,))):
+        assert actual["w"].tolist() == (np.arange(6.0).reshape(2, 3) * total).tolist()
+        assert actual["n"] == total
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_reductions_over_workers(on_cluster, op, expected):
     def step(x):
         return daskdist.get_replica_context().all_reduce(op, x)
 
-    found = on_cluster.local_results(on_cluster.run(step, args=(PerReplica([1.0, 2.0]),)))
-    assert found == (expected, expected)
+    actual = on_cluster.local_results(on_cluster.run(step, args=(PerReplica([1.0, 2.0]),)))
+    assert actual == (expected, expected)
 
 
 @unhurried
@@ -187,8 +187,8 @@ def test_reductions_over_workers(on_cluster, op, expected):
 def test_all_reduce_gives_the_bits_that_reduce_gives(arrays):
     strategy = mirrored(len(arrays))
     expected = strategy.reduce("SUM", PerReplica(arrays), axis=None)
-    for found in strategy.local_results(strategy.run(reduced, args=(PerReplica(arrays),))):
-        assert found.tobytes() == expected.tobytes()
+    for actual in strategy.local_results(strategy.run(reduced, args=(PerReplica(arrays),))):
+        assert actual.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MIN", "MAX", "PROD", np.logaddexp])
@@ -212,12 +212,12 @@ def test_all_reduce_of_numbers_gives_the_bits_and_types_that_reduce_gives(data, 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = strategy.reduce(op, PerReplica(numbers), axis=None)
-        found = strategy.run(lambda x: daskdist.get_replica_context().all_reduce(op, x), args=(PerReplica(numbers),))
-    for each in found.values:
-        assert type(each) is type(expected)
+        actual = strategy.run(lambda x: daskdist.get_replica_context().all_reduce(op, x), args=(PerReplica(numbers),))
+    for value in actual.values:
+        assert type(value) is type(expected)
         # The sign of the NaN that NumPy gives for two NaNs depends on the length of the arrays.
-        is_nan = each != each and expected != expected
-        assert is_nan or np.asarray(each).tobytes() == np.asarray(expected).tobytes()
+        is_nan = value != value and expected != expected
+        assert is_nan or np.asarray(value).tobytes() == np.asarray(expected).tobytes()
 
 
 @pytest.mark.cluster
@@ -233,33 +233,33 @@ def test_large_values_are_reduced_in_parts(start_cluster, op):
 
         results = strategy.local_results(strategy.run(step, args=(PerReplica([0, 1, 2]),)))
         expected = strategy.local_results(strategy.reduce(op, PerReplica(draws), axis=None))[0]
-        for found in results:
-            assert found["large"].tobytes() == np.asarray(expected).tobytes()
-            assert found["small"] == {"SUM": 3, "MEAN": 1, "MAX": 2}[op]
+        for actual in results:
+            assert actual["large"].tobytes() == np.asarray(expected).tobytes()
+            assert actual["small"] == {"SUM": 3, "MEAN": 1, "MAX": 2}[op]
 
 
 def test_changes_of_one_replica_do_not_affect_others(strategy):
     def step(x):
-        found = daskdist.get_replica_context().all_reduce("SUM", x)
-        found += daskdist.get_replica_context().replica_id_in_sync_group
+        actual = daskdist.get_replica_context().all_reduce("SUM", x)
+        actual += daskdist.get_replica_context().replica_id_in_sync_group
         daskdist.get_replica_context().all_reduce("SUM", 0)
-        return found
+        return actual
 
     num_replicas = strategy.num_replicas_in_sync
-    found = strategy.local_results(strategy.run(step, args=(np.ones(3),)))
-    assert [each.tolist() for each in found] == [[num_replicas + k] * 3 for k in range(num_replicas)]
+    actual = strategy.local_results(strategy.run(step, args=(np.ones(3),)))
+    assert [result.tolist() for result in actual] == [[num_replicas + k] * 3 for k in range(num_replicas)]
 
 
 def test_changes_to_results_of_merge_call_do_not_affect_others(strategy):
     def step():
         context = daskdist.get_replica_context()
-        found = context.merge_call(lambda strategy: {"x": np.ones(3)})
-        found["x"] += context.replica_id_in_sync_group
+        actual = context.merge_call(lambda strategy: {"x": np.ones(3)})
+        actual["x"] += context.replica_id_in_sync_group
         context.all_reduce("SUM", 0)
-        return found["x"]
+        return actual["x"]
 
-    found = strategy.local_results(strategy.run(step))
-    assert [each.tolist() for each in found] == [[1 + k] * 3 for k in range(strategy.num_replicas_in_sync)]
+    actual = strategy.local_results(strategy.run(step))
+    assert [result.tolist() for result in actual] == [[1 + k] * 3 for k in range(strategy.num_replicas_in_sync)]
 
 
 def test_all_gather_puts_rows_together_in_replica_order(strategy):
@@ -268,8 +268,8 @@ def test_all_gather_puts_rows_together_in_replica_order(strategy):
 
     values = values_of(strategy, lambda k: np.full((k % 3, 2), k))
     expected = [[k, k] for k in range(strategy.num_replicas_in_sync) for _ in range(k % 3)]
-    for found in strategy.local_results(strategy.run(step, args=(values,))):
-        assert found["x"].tolist() == expected
+    for actual in strategy.local_results(strategy.run(step, args=(values,))):
+        assert actual["x"].tolist() == expected
 
 
 def test_merge_call_is_called_once(strategy):
@@ -284,11 +284,11 @@ def test_merge_call_is_called_once(strategy):
         return daskdist.get_replica_context().merge_call(merged, args=(x, "all"), kwargs={"scale": 2})
 
     num_replicas = strategy.num_replicas_in_sync
-    found = strategy.local_results(strategy.run(step, args=(values_of(strategy, float),)))
-    assert [each[3] for each in found] == ["all"] * num_replicas
-    assert [each[0] for each in found] == [2.0 * sum(range(num_replicas))] * num_replicas
-    assert [each[1] for each in found] == [k * 10 for k in range(num_replicas)]
-    assert len({each[2] for each in found}) == 1
+    actual = strategy.local_results(strategy.run(step, args=(values_of(strategy, float),)))
+    assert [part[3] for part in actual] == ["all"] * num_replicas
+    assert [item[0] for item in actual] == [2.0 * sum(range(num_replicas))] * num_replicas
+    assert [value[1] for value in actual] == [k * 10 for k in range(num_replicas)]
+    assert len({result[2] for result in actual}) == 1
 
 
 # --- variables among what replicas give ---
@@ -319,8 +319,8 @@ def test_of_a_variable_each_replica_reduces_its_own_copy(strategy):
 def test_of_a_variable_each_replica_gathers_its_own_copy(strategy):
     made = own_variable(strategy)
     expected = [k for k in range(strategy.num_replicas_in_sync) for _ in range(2)]
-    found = strategy.run(lambda: daskdist.get_replica_context().all_gather(made, axis=0))
-    assert [each.tolist() for each in strategy.local_results(found)] == [expected] * strategy.num_replicas_in_sync
+    actual = strategy.run(lambda: daskdist.get_replica_context().all_gather(made, axis=0))
+    assert [value.tolist() for value in strategy.local_results(actual)] == [expected] * strategy.num_replicas_in_sync
 
 
 def test_a_variable_that_is_a_nest_is_reduced_as_one(strategy):
@@ -328,9 +328,9 @@ def test_a_variable_that_is_a_nest_is_reduced_as_one(strategy):
         made = daskdist.Variable({"w": np.ones(2), "b": 0.0}, synchronization="ON_READ")
     strategy.run(lambda x: made.assign_add({"w": np.full(2, x), "b": x}), args=(values_of(strategy, float),))
     size = strategy.num_replicas_in_sync
-    for found in strategy.local_results(strategy.run(reduced, args=(made,))):
-        assert found["w"].tolist() == [size + sum(range(size))] * 2
-        assert found["b"] == sum(range(size))
+    for actual in strategy.local_results(strategy.run(reduced, args=(made,))):
+        assert actual["w"].tolist() == [size + sum(range(size))] * 2
+        assert actual["b"] == sum(range(size))
 
 
 def test_merge_call_gets_all_copies_of_a_variable(strategy):
@@ -338,17 +338,17 @@ def test_merge_call_gets_all_copies_of_a_variable(strategy):
 
     def merged(strategy, own, x):
         assert type(own) is daskdist.Variable
-        copies = [each.tolist() for each in strategy.local_results(own)]
+        copies = [value.tolist() for value in strategy.local_results(own)]
         return {"copies": copies, "sum": strategy.reduce("SUM", [own, x], axis=None)}
 
     def step(x):
         return daskdist.get_replica_context().merge_call(merged, args=(made,), kwargs={"x": x})
 
     size = strategy.num_replicas_in_sync
-    for found in strategy.local_results(strategy.run(step, args=(values_of(strategy, float),))):
-        assert found["copies"] == [[k, k] for k in range(size)]
-        assert found["sum"][0].tolist() == [sum(range(size))] * 2
-        assert found["sum"][1] == sum(range(size))
+    for actual in strategy.local_results(strategy.run(step, args=(values_of(strategy, float),))):
+        assert actual["copies"] == [[k, k] for k in range(size)]
+        assert actual["sum"][0].tolist() == [sum(range(size))] * 2
+        assert actual["sum"][1] == sum(range(size))
 
 
 def test_merge_call_with_variables_of_some_replicas_and_values_of_others(strategy):
@@ -362,8 +362,8 @@ def test_merge_call_with_variables_of_some_replicas_and_values_of_others(strateg
 
     size = strategy.num_replicas_in_sync
     values = PerReplica([np.full(2, float(k)) for k in range(size)]) if size > 1 else np.zeros(2)
-    for found in strategy.local_results(strategy.run(step, args=(values,))):
-        assert found.tolist() == [sum(range(size))] * 2
+    for actual in strategy.local_results(strategy.run(step, args=(values,))):
+        assert actual.tolist() == [sum(range(size))] * 2
 
 
 def test_in_the_program_a_variable_for_each_replica_is_that_ones_copy(strategy):
@@ -458,8 +458,8 @@ def gathered(x, axis):
 def test_incompatible_shapes_are_an_error(strategy, make, axis, message):
     with pytest.raises((errors.ArgumentError, errors.CollectiveError), match=message):
         strategy.local_results(strategy.run(gathered, args=(values_of(strategy, make), axis)))
-    found = strategy.local_results(strategy.run(gathered, args=(np.ones(1), 0)))
-    assert [len(each) for each in found] == [strategy.num_replicas_in_sync] * strategy.num_replicas_in_sync
+    actual = strategy.local_results(strategy.run(gathered, args=(np.ones(1), 0)))
+    assert [len(result) for result in actual] == [strategy.num_replicas_in_sync] * strategy.num_replicas_in_sync
 
 
 def test_calls_in_different_orders_are_an_error(strategy):
@@ -540,8 +540,8 @@ def test_errors_of_other_replicas_name_the_one_that_raised(on_cluster):
         except KeyError:
             return ""
 
-    found = on_cluster.local_results(on_cluster.run(told))
-    assert "by some replicas only: replica 1 raised" in found[0] or "has ended" in found[0]
+    actual = on_cluster.local_results(on_cluster.run(told))
+    assert "by some replicas only: replica 1 raised" in actual[0] or "has ended" in actual[0]
     # The program gets the replica's own error, rather than the error of another replica that waits for its call.
     with pytest.raises(KeyError, match="no such thing"):
         on_cluster.run(step).values[0].result()
@@ -644,17 +644,17 @@ def test_embedded_a_setting_made_between_calls_applies_to_the_second():
 @pytest.mark.parametrize("hangs", [0, 1])
 def test_embedded_the_program_is_told_at_once_of_an_error_while_others_do_not_come_back(hangs, caplog):
     strategy = mirrored(2)
-    told = threading.Event()
+    report = threading.Event()
 
     class Tell(logging.Handler):
         def emit(self, record):
-            told.set()
+            report.set()
 
     def step():
         context = daskdist.get_replica_context()
         context.all_reduce("SUM", 1)
         if context.replica_id_in_sync_group == hangs:
-            return told.wait(30)
+            return report.wait(30)
         return context.all_reduce("SUM", 1)
 
     handler = Tell()
@@ -687,8 +687,8 @@ def test_errors_in_merge_call_are_raised_on_all_replicas(strategy):
         except ZeroDivisionError as error:
             return [str(error), daskdist.get_replica_context().replica_id_in_sync_group]
 
-    found = strategy.local_results(strategy.run(step))
-    assert found == tuple(["between replicas", k] for k in range(strategy.num_replicas_in_sync))
+    actual = strategy.local_results(strategy.run(step))
+    assert actual == tuple(["between replicas", k] for k in range(strategy.num_replicas_in_sync))
 
 
 class Numbered(Exception):  # noqa: N818
@@ -717,9 +717,9 @@ def test_embedded_all_replicas_raise_the_error_of_merge_call(kind):
         error = raised.value
         return [str(error), getattr(error, "number", None), error.more, error.__notes__, str(error.__cause__)]
 
-    found = mirrored(3).run(step)
+    actual = mirrored(3).run(step)
     expected = ["number 7", 7] if kind is Numbered else ["7", None]
-    assert mirrored(3).local_results(found) == ([*expected, "more", ["a note"], "'a cause'"],) * 3
+    assert mirrored(3).local_results(actual) == ([*expected, "more", ["a note"], "'a cause'"],) * 3
 
 
 def between_replicas(strategy):
@@ -738,8 +738,8 @@ def test_merge_call_on_one_replica_only_is_an_error(strategy, which):
         strategy.local_results(strategy.run(step))
     assert time.monotonic() - begin < 25
     # The strategy can be used afterwards.
-    found = strategy.run(lambda: daskdist.get_replica_context().merge_call(between_replicas))
-    assert [int(each) for each in strategy.local_results(found)] == (
+    actual = strategy.run(lambda: daskdist.get_replica_context().merge_call(between_replicas))
+    assert [int(value) for value in strategy.local_results(actual)] == (
         [strategy.num_replicas_in_sync] * strategy.num_replicas_in_sync
     )
 
@@ -788,9 +788,9 @@ def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
                     os.kill(os.getpid(), signal.SIGKILL)
                 context.all_reduce("SUM", 1)
             except errors.CollectiveError as error:
-                told = f"{time.monotonic() - begin:.1f} {error}"
+                report = f"{time.monotonic() - begin:.1f} {error}"
                 part = folder / f"part {context.replica_id_in_sync_group}"
-                part.write_text(told)
+                part.write_text(report)
                 part.rename(folder / f"told {context.replica_id_in_sync_group}")
                 raise
 
@@ -798,9 +798,9 @@ def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
             strategy.local_results(strategy.run(step, args=(tmp_path,)))
         for number in (0, 2):
             end = time.monotonic() + 20
-            while not (told := tmp_path / f"told {number}").exists() and time.monotonic() < end:
+            while not (report := tmp_path / f"told {number}").exists() and time.monotonic() < end:
                 time.sleep(0.05)
-            seconds, words = told.read_text().split(" ", 1)
+            seconds, words = report.read_text().split(" ", 1)
             assert float(seconds) < 10
             assert f"lost {lost}, and with it replica 1" in words
         # The remaining replicas continue.

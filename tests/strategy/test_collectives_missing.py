@@ -76,9 +76,9 @@ def test_merge_call_and_another_call_show_both_orders_at_once(start_cluster, mer
         return told(lambda: context().all_reduce("SUM", 1))
 
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(3, 1)) as strategy:
-        found = strategy.local_results(strategy.run(step, args=(daskdist.PerReplica([merges] * 3),)))
-    for each in found:
-        seconds, words = each.split(" ", 1)
+        actual = strategy.local_results(strategy.run(step, args=(daskdist.PerReplica([merges] * 3),)))
+    for result in actual:
+        seconds, words = result.split(" ", 1)
         assert float(seconds) < 10
         assert "replicas make different calls" in words
         assert "calls all_reduce(MAX), all_reduce(SUM)" in words
@@ -114,11 +114,13 @@ def test_a_failure_on_one_worker_is_reported_to_others_at_once(start_cluster, ki
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
         strategy.local_results(strategy.run(lambda: context().all_reduce("SUM", 1)))
         begin = time.monotonic()
-        found = strategy.local_results(strategy.run(step, args=(daskdist.PerReplica([fail] * 4),)))
+        actual = strategy.local_results(strategy.run(step, args=(daskdist.PerReplica([fail] * 4),)))
         assert time.monotonic() - begin < 25
-    for number, (told, total) in enumerate(found):
+    for number, (report, total) in enumerate(actual):
         assert total == 4
-        assert re.match(words if number in fail else rf".*: replicas {fail[0]}, {fail[1]} raised .*{words}", told), told
+        assert re.match(words if number in fail else rf".*: replicas {fail[0]}, {fail[1]} raised .*{words}", report), (
+            report
+        )
 
 
 # --- some do not come ---
@@ -129,7 +131,7 @@ def with_some_missing(folder, missing, late, kind):
     size = context().num_replicas_in_sync
 
     def until_there_are(num_replicas, what):
-        until(lambda: sum(each.startswith(what) for each in os.listdir(folder)) == num_replicas)
+        until(lambda: sum(name.startswith(what) for name in os.listdir(folder)) == num_replicas)
 
     open(f"{folder}/begun {number}", "w").close()
     # Each replica's wait for the others begins with its own call, so let them call at about the same time.
@@ -247,11 +249,11 @@ def test_a_replica_that_arrives_during_a_question_has_arrived(on_cluster):
         answer, asked, given = worker.handlers["daskdist_step_status"], threading.Event(), threading.Event()
 
         async def late(**message):
-            found = await answer(**message)
+            actual = await answer(**message)
             asked.set()
             while not given.is_set() or mailbox_of(worker)._on_its_way:
                 await asyncio.sleep(0.01)
-            return found
+            return actual
 
         worker.handlers["daskdist_step_status"] = late
         try:
@@ -366,8 +368,8 @@ def test_more_workers_than_send_to_all_others(nine):
 
     with daskdist.MultiWorkerMirroredStrategy(nine) as strategy:
         numbers = daskdist.PerReplica(list(range(9)))
-        found = strategy.local_results(strategy.run(step, args=(numbers,)))
-    assert found == ((36.0, 36.0, list(range(9)), 8),) * 9
+        actual = strategy.local_results(strategy.run(step, args=(numbers,)))
+    assert actual == ((36.0, 36.0, list(range(9)), 8),) * 9
 
 
 def test_in_a_tree_calls_in_different_orders_are_an_error(nine):
@@ -471,7 +473,7 @@ def test_a_silent_worker_counts_as_lost(unwatched, tmp_path, num_each, comes_aft
         with dask.config.set({"daskdist.timeouts.silence": 1.5}):
             values = strategy.run(step, args=(tmp_path, True))
         until((tmp_path / "begun").exists)
-        (stopped,) = (each for each in processes if each.pid == int((tmp_path / "begun").read_text()))
+        (stopped,) = (process for process in processes if process.pid == int((tmp_path / "begun").read_text()))
         stopped.send_signal(signal.SIGSTOP)
         until((tmp_path / "over").exists)
         stopped.send_signal(signal.SIGCONT)
@@ -519,7 +521,7 @@ def test_a_worker_that_is_killed_in_a_call_releases_the_others(breakable, tmp_pa
     breakable.wait_for_workers(3, timeout=60)
     strategy = daskdist.MultiWorkerMirroredStrategy(breakable, num_replicas_per_worker=per_worker)
     lost = strategy.workers[0 if kind == "merge_call" else 1]
-    killed = [number for number, each in enumerate(strategy.replicas) if each.worker == lost]
+    killed = [number for number, value in enumerate(strategy.replicas) if value.worker == lost]
     numbers = range(len(strategy.replicas))
 
     def step(folder, killed, kind):
@@ -540,5 +542,5 @@ def test_a_worker_that_is_killed_in_a_call_releases_the_others(breakable, tmp_pa
     strategy.close()
     # The remaining and the restarted workers can be used.
     with daskdist.MultiWorkerMirroredStrategy(breakable) as left:
-        found = left.local_results(left.run(lambda: context().all_reduce("SUM", 1)))
-        assert found == (len(left.workers),) * len(left.workers)
+        actual = left.local_results(left.run(lambda: context().all_reduce("SUM", 1)))
+        assert actual == (len(left.workers),) * len(left.workers)

@@ -54,11 +54,11 @@ def test_large_values_equal_those_in_one_process(start_cluster, case, num_worker
     with daskdist.MultiWorkerMirroredStrategy(
         start_cluster(num_workers, 1), num_replicas_per_worker=per_worker
     ) as strategy:
-        found = strategy.local_results(strategy.run(of_large, args=(case,)))
+        actual = strategy.local_results(strategy.run(of_large, args=(case,)))
         embedded = mirrored(strategy.num_replicas_in_sync)
         expected = embedded.local_results(embedded.run(of_large, args=(case,)))
-    for one, other in zip(found, expected, strict=True):
-        leaves, like = (optree.tree_leaves(strategy.local_results(each)[0]) for each in (one, other))
+    for one, other in zip(actual, expected, strict=True):
+        leaves, like = (optree.tree_leaves(strategy.local_results(item)[0]) for item in (one, other))
         assert [np.asarray(leaf).dtype for leaf in leaves] == [np.asarray(leaf).dtype for leaf in like]
         assert [np.asarray(leaf).tolist() for leaf in leaves] == [np.asarray(leaf).tolist() for leaf in like]
 
@@ -86,9 +86,9 @@ def test_workers_of_one_process(num_workers):
             (every,) = {len(context.all_gather(total, axis=0))}
             return float(total.min()), float(total.max()), every, alike
 
-        found = strategy.local_results(strategy.run(step, args=(PerReplica([float(k) for k in range(num_workers)]),)))
+        actual = strategy.local_results(strategy.run(step, args=(PerReplica([float(k) for k in range(num_workers)]),)))
     total = sum(range(num_workers + 1))
-    assert found == ((total, total, 100_000 * num_workers, True),) * num_workers
+    assert actual == ((total, total, 100_000 * num_workers, True),) * num_workers
 
 
 # --- messages in flight, and kept values ---
@@ -197,8 +197,8 @@ def test_a_waiting_replica_learns_that_the_strategy_is_closed(start_cluster, tmp
 def test_a_single_replica_gets_a_copy(kind, request):
     def step():
         own = np.ones(3)
-        found = daskdist.get_replica_context().all_reduce("SUM", own)
-        found += 1
+        actual = daskdist.get_replica_context().all_reduce("SUM", own)
+        actual += 1
         return own.tolist()
 
     if kind == "outside":
@@ -225,8 +225,8 @@ def test_waiting_for_sent_values_has_a_limit(on_cluster):
         return "waited for"
 
     first, second = on_cluster.workers
-    told = on_cluster.client.run(wait, internals_of(on_cluster).token, workers=[first])[first]
-    assert told.startswith(f"all_reduce(SUM): {second} did not receive a message within 0.05 s")
+    report = on_cluster.client.run(wait, internals_of(on_cluster).token, workers=[first])[first]
+    assert report.startswith(f"all_reduce(SUM): {second} did not receive a message within 0.05 s")
 
 
 @pytest.mark.cluster

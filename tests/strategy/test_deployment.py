@@ -71,18 +71,18 @@ def test_a_cluster_started_from_the_command_line(started, parquet_files, tmp_pat
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 3
-    for found in map(json.loads, lines):
-        assert found["scheduler"] == address
-        assert found["replicas"] == 2
-        assert found["policy"] == "FILE"
-        assert sorted(row for step in found["steps"] for piece in step for row in piece) == list(range(25))
+    for actual in map(json.loads, lines):
+        assert actual["scheduler"] == address
+        assert actual["replicas"] == 2
+        assert actual["policy"] == "FILE"
+        assert sorted(row for step in actual["steps"] for piece in step for row in piece) == list(range(25))
         # The first replica has files 0 and 2, the second has files 1 and 3.
-        first, second = ({row for step in found["steps"] for row in step[replica]} for replica in (0, 1))
+        first, second = ({row for step in actual["steps"] for row in step[replica]} for replica in (0, 1))
         assert first == {*range(9), *range(13, 20)}
         assert second == {*range(9, 13), *range(20, 25)}
-        assert all(len(piece) <= 3 for step in found["steps"] for piece in step)
-        assert found["cardinality"] == len(found["steps"])
-        assert found["total"] == sum(range(25))
+        assert all(len(piece) <= 3 for step in actual["steps"] for piece in step)
+        assert actual["cardinality"] == len(actual["steps"])
+        assert actual["total"] == sum(range(25))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_a_scheduler_that_lacks_daskdist_is_warned_of_once(started, tmp_path):
     done = programs.run(program, address)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    (told,) = [line for line in lines if "cannot note which workers a strategy uses" in line]
-    assert "No module named 'daskdist'" in told
-    assert "adaptive scaling may close them" in told
-    assert "Install the same daskdist where the scheduler runs" in told
+    (report,) = [line for line in lines if "cannot note which workers a strategy uses" in line]
+    assert "No module named 'daskdist'" in report
+    assert "adaptive scaling may close them" in report
+    assert "Install the same daskdist where the scheduler runs" in report
     assert lines.count("(1.0,)") == 2 or lines.count("(np.float64(1.0),)") == 2, lines

@@ -27,16 +27,16 @@ pytestmark = pytest.mark.usefixtures("strict")
 @pytest.fixture
 def gets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the sizes of arrays that are copied from devices."""
-    found: list[int] = []
+    actual: list[int] = []
     get = StrictDevice.get
 
     def noted(self: StrictDevice, array: Any) -> Any:
         here = get(self, array)
-        found.append(here.nbytes)
+        actual.append(here.nbytes)
         return here
 
     monkeypatch.setattr(StrictDevice, "get", noted)
-    return found
+    return actual
 
 
 class Tensor:
@@ -74,32 +74,32 @@ def test_slices_of_one_are_copied_to_the_host_once(gets: list[int]) -> None:
 
 
 def test_one_element() -> None:
-    (found,) = Dataset.from_tensors(put(2))
-    assert type(found) is np.ndarray
-    assert found.tolist() == [0, 1]
+    (actual,) = Dataset.from_tensors(put(2))
+    assert type(actual) is np.ndarray
+    assert actual.tolist() == [0, 1]
 
 
 def test_a_list_of_device_arrays_is_stacked() -> None:
-    found = as_array([put(2), [5.0, HERE.put(np.float64(6))]])
-    assert (found.dtype, found.tolist()) == (np.float64, [[0, 1], [5, 6]])
+    actual = as_array([put(2), [5.0, HERE.put(np.float64(6))]])
+    assert (actual.dtype, actual.tolist()) == (np.float64, [[0, 1], [5, 6]])
     with pytest.raises(ArgumentError, match="the parts of this one differ in shape"):
         as_array([put(2), put(3)])
 
 
 def test_a_number_is_a_scalar_of_its_dtype() -> None:
-    found = as_array(HERE.put(np.int8(3)))
-    assert type(found) is np.int8
+    actual = as_array(HERE.put(np.int8(3)))
+    assert type(actual) is np.int8
 
 
 def test_functions_may_return_device_arrays() -> None:
     ds = Dataset.range(3)
     for vectorized in (False, None):
         mapped = ds.map(lambda x: {"x": HERE.put(np.full(2, x)), "y": x}, vectorized=vectorized)
-        assert [(each["x"].tolist(), int(each["y"])) for each in mapped] == [([k, k], k) for k in range(3)]
-        assert all(type(each["x"]) is np.ndarray for each in mapped)
+        assert [(item["x"].tolist(), int(item["y"])) for item in mapped] == [([k, k], k) for k in range(3)]
+        assert all(type(value["x"]) is np.ndarray for value in mapped)
     at_once = ds.map(lambda x: HERE.put(np.asarray(x) * 2), vectorized=True)
-    assert [int(each) for each in at_once] == [0, 2, 4]
-    assert [each.tolist() for each in ds.batch(2).map(lambda x: HERE.put(x))] == [[0, 1], [2]]
+    assert [int(entry) for entry in at_once] == [0, 2, 4]
+    assert [part.tolist() for part in ds.batch(2).map(lambda x: HERE.put(x))] == [[0, 1], [2]]
 
 
 def test_predicates_keys_and_states() -> None:
@@ -107,14 +107,14 @@ def test_predicates_keys_and_states() -> None:
     assert list(ds.filter(lambda x: HERE.put(np.asarray(x % 2 == 0)))) == [0, 2, 4]
     assert list(ds.take_while(lambda x: HERE.put(np.asarray(x < 2)))) == [0, 1]
     groups = ds.group_by_window(lambda x: HERE.put(np.asarray(x % 2)), lambda key, rows: rows.batch(3), window_size=3)
-    assert [each.tolist() for each in groups] == [[0, 2, 4], [1, 3, 5]]
+    assert [group.tolist() for group in groups] == [[0, 2, 4], [1, 3, 5]]
     scanned = ds.scan(HERE.put(np.int64(0)), lambda total, x: (HERE.put(np.asarray(total + x)), total))
-    assert [int(each) for each in scanned] == [0, 0, 1, 3, 6, 10]
+    assert [int(value) for value in scanned] == [0, 0, 1, 3, 6, 10]
 
 
 def test_generators_may_yield_device_arrays() -> None:
     ds = Dataset.from_generator(lambda: iter([put(2), put(3)]), output_signature=TensorSpec((None,), np.float32))
-    assert [each.tolist() for each in ds] == [[0, 1], [0, 1, 2]]
+    assert [element.tolist() for element in ds] == [[0, 1], [0, 1, 2]]
     other = Dataset.from_generator(lambda: iter([put(2, 2)]), output_signature=TensorSpec((None,), np.float32))
     with pytest.raises(UserFunctionError, match=r"yielded TensorSpec\(shape=\(2, 2\)"):
         list(other)
@@ -124,7 +124,7 @@ def test_dask_collections_may_contain_device_arrays() -> None:
     parts = [dask.delayed(put)(2, 3), dask.delayed(put)(1, 3)]
     arrays = [dask.array.from_delayed(part, (n, 3), np.float32) for part, n in zip(parts, (2, 1), strict=True)]
     ds = Dataset.from_dask(dask.array.concatenate(arrays))
-    assert [each.tolist() for each in ds] == [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
+    assert [element.tolist() for element in ds] == [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
 
 
 def test_rows_of_different_lengths() -> None:
@@ -141,9 +141,9 @@ def test_an_unexpected_dtype() -> None:
 
 def test_another_librarys_are_taken_by_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(devices.OF_DLPACK, 99, strict_device.KIND)
-    found = as_array(Tensor(np.arange(3), 99))
-    assert type(found) is np.ndarray
-    assert found.tolist() == [0, 1, 2]
+    actual = as_array(Tensor(np.arange(3), 99))
+    assert type(actual) is np.ndarray
+    assert actual.tolist() == [0, 1, 2]
     assert as_array([Tensor(np.arange(3), 99)]).tolist() == [[0, 1, 2]]
     strict_device.register(1)
     with pytest.raises(ArgumentError, match=r"Tensor on STRICT:1 cannot be copied from there \(there are 1; .*NumPy"):

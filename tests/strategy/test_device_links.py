@@ -127,9 +127,9 @@ def reduced(strategy: Any, op: str, dtype: str, put: Any = None) -> list[Any]:
         array = values(number_here(), dtype)
         if put is None or put(number_here()):
             array = daskdist.devices.named(context.devices[0]).put(array)
-        found = context.all_reduce(op, array)
-        assert (device_of(found) is None) == (device_of(array) is None)
-        return on_host(found)
+        actual = context.all_reduce(op, array)
+        assert (device_of(actual) is None) == (device_of(array) is None)
+        return on_host(actual)
 
     return list(strategy.local_results(strategy.run(step)))
 
@@ -144,9 +144,9 @@ NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MAX": np.max, "PROD": np.prod}
 def test_results_are_those_of_the_tree(op: str, dtype: str, is_linked: int, strategy: Any, links: StrictLinks) -> None:
     expected = NUMPY[op]([values(number, dtype) for number in range(3)], axis=0)
     for times in (1, 2):
-        found = reduced(strategy, op, dtype)
+        actual = reduced(strategy, op, dtype)
         # Sums of small whole numbers are the same in any order.
-        for one in found:
+        for one in actual:
             np.testing.assert_array_equal(one, expected)
             assert one.dtype == expected.dtype
         # One connection serves all calls.

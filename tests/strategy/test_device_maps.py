@@ -40,7 +40,7 @@ def _values(value: Any) -> list[Any]:
 
 
 def _lists(value: Any) -> list[Any]:
-    return [np.asarray(on_host(each)).tolist() for each in _values(value)]
+    return [np.asarray(on_host(item)).tolist() for item in _values(value)]
 
 
 class TestOnItsOwn:
@@ -72,7 +72,7 @@ class TestOnItsOwn:
     def test_device_maps_prefetch_and_options_may_follow(self) -> None:
         ds = Dataset.range(4).batch(2).map(plus_one, device=True).prefetch(2).map(pair, device=True)
         ds = ds.with_options(daskdist.Options(num_threads=2))
-        assert [each["twice"].tolist() for each in ds] == [[2, 4], [6, 8]]
+        assert [element["twice"].tolist() for element in ds] == [[2, 4], [6, 8]]
         assert ds.cardinality() == 2
 
     @pytest.mark.parametrize(
@@ -133,20 +133,20 @@ class TestEmbedded:
         steps = list(strategy.distribute_dataset(ds))
         assert [_lists(x) for x, _ in steps] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
         assert [_lists(there) for _, there in steps] == [[1, 1]] * 2
-        assert all(is_on_device(each) for x, _ in steps for each in _values(x))
+        assert all(is_on_device(value) for x, _ in steps for value in _values(x))
 
     def test_cpus_are_given_arrays_of_numpy(self) -> None:
         strategy = MirroredStrategy(["CPU:0", "CPU:1"])
         ds = Dataset.range(6).batch(4).map(pair, device=True)
         distributed = strategy.distribute_dataset(ds)
-        assert [_lists(each["twice"]) for each in distributed] == [[[0, 2], [4, 6]], [[8], [10]]]
+        assert [_lists(step["twice"]) for step in distributed] == [[[0, 2], [4, 6]], [[8], [10]]]
 
     def test_one_replica_gets_plain_values(self) -> None:
         strategy = MirroredStrategy(["STRICT:0"])
         ds = Dataset.range(4).batch(2).map(plus_one, device=True).map(pair, device=True)
         distributed = strategy.distribute_dataset(ds)
         assert distributed.element_spec == {"x": TensorSpec((None,), np.int64), "twice": TensorSpec((None,), np.int64)}
-        assert [on_host(each["twice"]).tolist() for each in distributed] == [[2, 4], [6, 8]]
+        assert [on_host(step["twice"]).tolist() for step in distributed] == [[2, 4], [6, 8]]
         optional = iter(distributed).get_next_as_optional()
         assert on_host(optional.get_value()["x"]).tolist() == [1, 2]
 
@@ -170,7 +170,7 @@ class TestEmbedded:
         strategy = MirroredStrategy(["STRICT:0"])
         ds = Dataset.range(4).batch(2).map(lambda x: array_api_strict.sum(x), device=True)
         distributed = strategy.distribute_dataset(ds)
-        assert [int(each) for each in distributed] == [1, 5]
+        assert [int(step) for step in distributed] == [1, 5]
         with pytest.raises(daskdist.core.spec.SpecUnknown, match="on a made-up element"):
             _ = distributed.element_spec
 
@@ -213,7 +213,7 @@ class TestEmbedded:
 
         options = daskdist.InputOptions(replication_mode="PER_REPLICA")
         distributed = strategy.distribute_datasets_from_function(dataset_fn, options)
-        assert [_lists(each) for each in distributed] == [[[100, 101], [200, 201]], [[102, 103], [202, 203]]]
+        assert [_lists(step) for step in distributed] == [[[100, 101], [200, 201]], [[102, 103], [202, 203]]]
 
     @pytest.mark.parametrize("devices", [["STRICT:0", "STRICT:1"], ["CPU:0", "CPU:1"]])
     def test_loops_call_device_maps(self, devices: list[str]) -> None:
@@ -223,9 +223,9 @@ class TestEmbedded:
         def loop(iterator: Any) -> Any:
             return [(on_host(x).tolist(), int(there)) for x, there in iterator]
 
-        found = strategy.run(lambda iterator: str(loop(iterator)), args=(ds,))
+        actual = strategy.run(lambda iterator: str(loop(iterator)), args=(ds,))
         there = int(devices[0] != "CPU:0")
-        assert _values(found) == [str([([0, 1], there), ([4, 5], there)]), str([([2, 3], there), ([6, 7], there)])]
+        assert _values(actual) == [str([([0, 1], there), ([4, 5], there)]), str([([2, 3], there), ([6, 7], there)])]
 
     def test_an_error_in_a_loop_names_the_replica(self) -> None:
         strategy = MirroredStrategy(["STRICT:0"])
@@ -262,8 +262,8 @@ class TestOnCluster:
 
     def test_loops(self, strategy: MultiWorkerMirroredStrategy) -> None:
         distributed = strategy.distribute_dataset(Dataset.range(8).batch(4).map(where_it_is, device=True))
-        found = [str(each) for each in _values(strategy.run(_loop, args=(distributed,)))]
-        assert found == ["[([0, 1], 1, True), ([4, 5], 1, True)]", "[([2, 3], 1, True), ([6, 7], 1, True)]"]
+        actual = [str(value) for value in _values(strategy.run(_loop, args=(distributed,)))]
+        assert actual == ["[([0, 1], 1, True), ([4, 5], 1, True)]", "[([2, 3], 1, True), ([6, 7], 1, True)]"]
 
     def test_datasets_made_on_workers(self, strategy: MultiWorkerMirroredStrategy) -> None:
         def dataset_fn(context: Any) -> Dataset:
@@ -271,7 +271,7 @@ class TestOnCluster:
             return Dataset.range(4).batch(2).map(lambda x: (x + own, x), device=True)
 
         distributed = strategy.distribute_datasets_from_function(dataset_fn)
-        assert [_lists(each) for each, _ in distributed] == [[[100, 101], [200, 201]], [[102, 103], [202, 203]]]
+        assert [_lists(value) for value, _ in distributed] == [[[100, 101], [200, 201]], [[102, 103], [202, 203]]]
 
     def test_an_error_names_the_replica(self, strategy: MultiWorkerMirroredStrategy) -> None:
         distributed = strategy.distribute_dataset(Dataset.range(8).batch(4).map(fails_on_seven, device=True))

@@ -46,9 +46,9 @@ def no_copies(monkeypatch):
     get = strict_device.StrictDevice.get
 
     def counted(self, array):
-        found = get(self, array)
-        taken.append(found.nbytes)
-        return found
+        actual = get(self, array)
+        taken.append(actual.nbytes)
+        return actual
 
     monkeypatch.setattr(strict_device.StrictDevice, "get", counted)
     return taken
@@ -69,8 +69,8 @@ def here(value):
 
 
 def where(value):
-    found = device_of(value)
-    return None if found is None else devices.name_of(found)
+    actual = device_of(value)
+    return None if actual is None else devices.name_of(actual)
 
 
 def check_same(found, wanted):
@@ -84,10 +84,10 @@ def check_same(found, wanted):
 def of_dtype(rng, shape, dtype):
     if dtype == "bool":
         return rng.random(shape) < 0.5
-    found = rng.integers(0 if dtype[0] == "u" else -4, 5, shape)
+    actual = rng.integers(0 if dtype[0] == "u" else -4, 5, shape)
     if dtype[0] == "c":
-        return (found + 1j * rng.integers(-4, 5, shape)).astype(dtype)
-    return (found / 4 if dtype[0] == "f" else found).astype(dtype)
+        return (actual + 1j * rng.integers(-4, 5, shape)).astype(dtype)
+    return (actual / 4 if dtype[0] == "f" else actual).astype(dtype)
 
 
 def both(op, values, axis, names=NAMES):
@@ -108,10 +108,10 @@ def test_reductions_equal_those_on_the_cpu(op, dtype, no_copies):
         rows = [3] * 3 if axis is None else [3, 1, 4]
         if axis in (-1, (1,)) and inner:
             rows = [3] * 3
-        found, wanted = both(op, [of_dtype(rng, (n, *inner), dtype) for n in rows], axis)
-        assert where(found) == "STRICT:0"
+        actual, wanted = both(op, [of_dtype(rng, (n, *inner), dtype) for n in rows], axis)
+        assert where(actual) == "STRICT:0"
         assert not no_copies, "a copy to the host"
-        check_same(found, wanted)
+        check_same(actual, wanted)
         no_copies.clear()
 
 
@@ -138,17 +138,17 @@ def test_random_cases(seed):
             outcomes.append(strategy.reduce(op, given, axis))
         except Exception as error:
             outcomes.append(error)
-    found, wanted = outcomes
+    actual, wanted = outcomes
     if isinstance(wanted, Exception):
-        assert (type(found), str(found)) == (type(wanted), str(wanted))
+        assert (type(actual), str(actual)) == (type(wanted), str(wanted))
         return
-    check_same(found, wanted)
-    sizes = [1 if axis is None else math.prod(value.shape[each] for each in axis) for value in values]
+    check_same(actual, wanted)
+    sizes = [1 if axis is None else math.prod(value.shape[item] for item in axis) for value in values]
     with_rows = [name for name, size in zip(names, sizes, strict=True) if size] or names
     if all(name.startswith("STRICT") for name in with_rows):
-        assert where(found) == with_rows[0]
+        assert where(actual) == with_rows[0]
     else:
-        assert where(found) is None
+        assert where(actual) is None
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -160,15 +160,15 @@ def test_nan_makes_everything_nan(op):
 
 
 def test_reduce_with_one_replica():
-    found, wanted = both("SUM", [np.array([[1, 2], [3, 4]], np.int8)], 0)
-    check_same(found, wanted)
-    assert where(found) == "STRICT:0"
+    actual, wanted = both("SUM", [np.array([[1, 2], [3, 4]], np.int8)], 0)
+    check_same(actual, wanted)
+    assert where(actual) == "STRICT:0"
 
 
 def test_the_result_is_a_number():
-    found, _ = both("MEAN", [np.ones(3, np.float32), np.zeros(1, np.float32)], 0)
-    assert found.shape == ()
-    assert float(found) == 0.75
+    actual, _ = both("MEAN", [np.ones(3, np.float32), np.zeros(1, np.float32)], 0)
+    assert actual.shape == ()
+    assert float(actual) == 0.75
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -178,15 +178,15 @@ def test_no_rows_at_all(op):
         with pytest.raises(errors.ArgumentError, match=f"no replica has a row along axis 0, and {op} of no rows"):
             both(op, values, 0)
         return
-    found, wanted = both(op, values, 0)
-    check_same(found, wanted)
-    assert where(found) == "STRICT:0"
+    actual, wanted = both(op, values, 0)
+    check_same(actual, wanted)
+    assert where(actual) == "STRICT:0"
 
 
 def test_the_result_is_on_the_first_device_with_rows():
-    found, wanted = both("SUM", [np.zeros((0, 2), np.float32), np.ones((3, 2), np.float32)], 0)
-    check_same(found, wanted)
-    assert where(found) == "STRICT:1"
+    actual, wanted = both("SUM", [np.zeros((0, 2), np.float32), np.ones((3, 2), np.float32)], 0)
+    check_same(actual, wanted)
+    assert where(actual) == "STRICT:1"
 
 
 def test_float16_is_as_on_the_cpu_where_devices_lack_it():
@@ -203,10 +203,10 @@ def test_a_nest_in_one_tree():
     def step(x):
         return {"a": x * 2, "b": (xp.sum(x), 3)}
 
-    found = strategy.reduce("SUM", strategy.run(step, args=(PerReplica([np.ones(2), np.ones(2)]),)), axis=None)
-    assert where(found["a"]) == where(found["b"][0]) == "STRICT:0"
-    assert here(found["a"]).tolist() == [4, 4]
-    assert (float(found["b"][0]), int(found["b"][1])) == (4, 6)
+    actual = strategy.reduce("SUM", strategy.run(step, args=(PerReplica([np.ones(2), np.ones(2)]),)), axis=None)
+    assert where(actual["a"]) == where(actual["b"][0]) == "STRICT:0"
+    assert here(actual["a"]).tolist() == [4, 4]
+    assert (float(actual["b"][0]), int(actual["b"][1])) == (4, 6)
 
 
 def test_a_function_is_given_arrays_of_the_device():
@@ -217,8 +217,8 @@ def test_a_function_is_given_arrays_of_the_device():
         return xp.where(a > b, a, b)
 
     values = [np.arange(6.0).reshape(3, 2), np.ones((2, 2))]
-    found = daskdist.MirroredStrategy(NAMES[:2]).reduce(larger, placed(values), axis=0)
-    check_same(found, np.array([4.0, 5.0]))
+    actual = daskdist.MirroredStrategy(NAMES[:2]).reduce(larger, placed(values), axis=0)
+    check_same(actual, np.array([4.0, 5.0]))
     assert seen == [("STRICT:0",) * 2 + ((2,),)] * 2 + [("STRICT:1",) * 2 + ((2,),)] + [("STRICT:0",) * 2 + ((2,),)]
 
 
@@ -247,10 +247,10 @@ def norm():
 
 def test_a_custom_reduction_gets_arrays_of_the_device():
     strategy = daskdist.MirroredStrategy(NAMES[:2])
-    found = strategy.reduce(norm(), placed([np.array([2.0, 4.0]), np.array([4.0])]), axis=0)
-    assert (where(found), float(found)) == ("STRICT:0", 6.0)
-    found = strategy.reduce(norm(), placed([np.zeros((0, 2)), np.zeros((0, 2))]), axis=0)
-    assert (where(found), here(found).tolist()) == ("STRICT:0", [0, 0])
+    actual = strategy.reduce(norm(), placed([np.array([2.0, 4.0]), np.array([4.0])]), axis=0)
+    assert (where(actual), float(actual)) == ("STRICT:0", 6.0)
+    actual = strategy.reduce(norm(), placed([np.zeros((0, 2)), np.zeros((0, 2))]), axis=0)
+    assert (where(actual), here(actual).tolist()) == ("STRICT:0", [0, 0])
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_library_for_transfers_between_devices_is_used(monkeypatch):
     calls = []
 
     def combined(self, how, arrays):
-        calls.append((self.index, how, [where(each) for each in arrays]))
+        calls.append((self.index, how, [where(array) for array in arrays]))
         return self.put(sum(map(here, arrays)))
 
     monkeypatch.setattr(strict_device.StrictDevice, "combined", combined)
@@ -338,7 +338,7 @@ def test_memory_that_a_library_still_reads_is_not_reused(monkeypatch):
     for name in NAMES:
         # The copies that overwrite released memory are in this stream.
         named(name).current_stream().synchronize()
-    assert sorted(read) == sorted(here(each).tobytes() for each in given.values)
+    assert sorted(read) == sorted(here(value).tobytes() for value in given.values)
 
 
 # --- gathered ---
@@ -347,14 +347,14 @@ def test_memory_that_a_library_still_reads_is_not_reused(monkeypatch):
 def test_gathered_on_the_first_device(no_copies):
     strategy = daskdist.MirroredStrategy(NAMES)
     values = [np.arange(3, dtype=np.int32), np.zeros(0, np.int32), np.arange(2.0)]
-    found = strategy.gather(placed(values), axis=0)
+    actual = strategy.gather(placed(values), axis=0)
     assert not no_copies
-    check_same(found, np.concatenate(values))
-    assert where(found) == "STRICT:0"
+    check_same(actual, np.concatenate(values))
+    assert where(actual) == "STRICT:0"
     mixed = daskdist.MirroredStrategy(["STRICT:1", "CPU:0"])
-    found = mixed.gather(placed([np.ones((2, 1)), np.zeros((2, 2))], ["STRICT:1", "CPU:0"]), axis=1)
-    assert type(found) is np.ndarray
-    assert found.tolist() == [[1, 0, 0]] * 2
+    actual = mixed.gather(placed([np.ones((2, 1)), np.zeros((2, 2))], ["STRICT:1", "CPU:0"]), axis=1)
+    assert type(actual) is np.ndarray
+    assert actual.tolist() == [[1, 0, 0]] * 2
 
 
 @pytest.mark.parametrize(
@@ -388,16 +388,16 @@ def test_all_reduce_and_gather_give_each_replica_its_own_arrays(names):
         both = context().all_reduce("SUM", {"x": x, "mean": xp.mean(x) if device_of(x) else x.mean()})
         return {**both, "max": context().all_reduce("MAX", x), "all": context().all_gather(x, 0)}
 
-    found = strategy.local_results(strategy.run(step, args=(PerReplica(values),)))
+    actual = strategy.local_results(strategy.run(step, args=(PerReplica(values),)))
     cpu = daskdist.MirroredStrategy([f"CPU:{k}" for k in range(size)])
     wanted = cpu.local_results(cpu.run(step, args=(PerReplica(values),)))
-    for name, own, plain in zip(names, found, wanted, strict=True):
-        assert {where(each) for each in own.values()} == {None if name.startswith("CPU") else name}
+    for name, own, plain in zip(names, actual, wanted, strict=True):
+        assert {where(item) for item in own.values()} == {None if name.startswith("CPU") else name}
         for key, value in own.items():
             check_same(value, plain[key])
     for key in ("x", "mean", "max", "all"):
-        assert len({np.asarray(here(own[key])).tobytes() for own in found}) == 1
-        arrays = [own[key]._array if device_of(own[key]) else np.asarray(own[key]) for own in found]
+        assert len({np.asarray(here(own[key])).tobytes() for own in actual}) == 1
+        arrays = [own[key]._array if device_of(own[key]) else np.asarray(own[key]) for own in actual]
         for one, other in itertools.combinations(arrays, 2):
             assert not np.shares_memory(one, other)
 
@@ -413,21 +413,21 @@ def test_merge_call_on_devices():
     seen = []
 
     def merged(strategy, x):
-        seen.append([where(each) for each in x.values])
+        seen.append([where(value) for value in x.values])
         return strategy.reduce("SUM", x, axis=None), PerReplica([np.ones(1), np.zeros(1)]), x
 
-    found = strategy.run(lambda x: context().merge_call(merged, args=(x,)), args=(placed([np.ones(2), np.ones(2)]),))
+    actual = strategy.run(lambda x: context().merge_call(merged, args=(x,)), args=(placed([np.ones(2), np.ones(2)]),))
     assert seen == [["STRICT:0", "STRICT:1"]]
-    for number, own in enumerate(strategy.local_results(found)):
-        assert [where(each) for each in own] == [f"STRICT:{number}"] * 3
-        assert [here(each).tolist() for each in own] == [[2, 2], [1 - number], [1, 1]]
+    for number, own in enumerate(strategy.local_results(actual)):
+        assert [where(item) for item in own] == [f"STRICT:{number}"] * 3
+        assert [here(value).tolist() for value in own] == [[2, 2], [1 - number], [1, 1]]
 
 
 def test_arrays_of_one_device_are_given_to_all():
     strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1", "CPU:0"])
     total = strategy.reduce("SUM", placed([np.ones(2)] * 3, NAMES), axis=None)
-    found = strategy.run(lambda x, total: (x + total, total), args=(PerReplica([np.ones(2)] * 3), total))
-    for name, (result, given) in zip(["STRICT:0", "STRICT:1", None], strategy.local_results(found), strict=True):
+    actual = strategy.run(lambda x, total: (x + total, total), args=(PerReplica([np.ones(2)] * 3), total))
+    for name, (result, given) in zip(["STRICT:0", "STRICT:1", None], strategy.local_results(actual), strict=True):
         assert where(result) == where(given) == name
         assert here(result).tolist() == [4, 4]
 
@@ -442,19 +442,19 @@ def test_reduced_to_a_destination():
     for name in ("STRICT:0", "STRICT:1"):
         assert where(extended.reduce_to("SUM", value, name)) == name
     assert type(extended.reduce_to("SUM", value, "CPU:0")) is np.ndarray
-    found = extended.reduce_to("SUM", value, None)
-    assert [where(each) for each in found.values] == ["STRICT:0", "STRICT:1", None]
-    assert [here(each).tolist() for each in found.values] == [[3, 3]] * 3
+    actual = extended.reduce_to("SUM", value, None)
+    assert [where(part) for part in actual.values] == ["STRICT:0", "STRICT:1", None]
+    assert [here(item).tolist() for item in actual.values] == [[3, 3]] * 3
 
 
 def test_broadcast_and_update():
     strategy = daskdist.MirroredStrategy(NAMES[:2])
     extended = strategy.extended
     sent = extended.broadcast_to({"w": named("STRICT:1").put(np.ones(2)), "name": "x"}, None)
-    assert [where(each) for each in sent["w"].values] == NAMES[:2]
+    assert [where(value) for value in sent["w"].values] == NAMES[:2]
     assert sent["name"].values == ("x", "x")
-    found = extended.update(sent["w"], lambda w, x: w * x, args=(2.0,), group=False)
-    assert [where(each) for each in found] == NAMES[:2]
+    actual = extended.update(sent["w"], lambda w, x: w * x, args=(2.0,), group=False)
+    assert [where(result) for result in actual] == NAMES[:2]
     assert where(extended.broadcast_to(np.ones(2), "STRICT:1")) == "STRICT:1"
 
 
@@ -479,15 +479,15 @@ def test_variables_stay_on_the_device(no_copies):
         same.assign(total)
         return before, where(kept), where(total + x), where(total * 2.0), float(total[0])
 
-    found = strategy.local_results(strategy.run(step, args=(placed([np.ones(3, np.float32)] * 2),)))
+    actual = strategy.local_results(strategy.run(step, args=(placed([np.ones(3, np.float32)] * 2),)))
     # Only the value that has to be equal on all replicas is copied, since the host compares it.
-    assert found[0][0] == []
-    assert [each[1:] for each in found] == [("STRICT:0",) * 3 + (2.0,), ("STRICT:1",) * 3 + (2.0,)]
+    assert actual[0][0] == []
+    assert [result[1:] for result in actual] == [("STRICT:0",) * 3 + (2.0,), ("STRICT:1",) * 3 + (2.0,)]
     for variable, wanted in [(total, 2), (own, 2), (same, 2), (first, 1)]:
         value = variable.state_dict()["value"]
         assert type(value) is np.ndarray
         assert value.tolist() == [wanted] * 3
-    assert [type(each) for each in total.values.values] == [np.ndarray] * 2
+    assert [type(item) for item in total.values.values] == [np.ndarray] * 2
     total.assign(named("STRICT:0").put(np.full(3, 7, np.float32)))
     own.assign(named("STRICT:1").put(np.full(3, 8, np.float32)))
     assert total.numpy().tolist() == [7] * 3
@@ -543,9 +543,9 @@ def test_variables_of_dtypes_that_the_device_lacks_stay_on_the_host(dtype):
 
 def test_keras_is_given_arrays_of_the_host():
     values = [np.arange(3), np.arange(2)]
-    found = joined({"x": placed(values), "y": placed(values[:1])})
-    assert [type(each) for each in found.values()] == [np.ndarray] * 2
-    assert (found["x"].tolist(), found["y"].tolist()) == ([0, 1, 2, 0, 1], [0, 1, 2])
+    actual = joined({"x": placed(values), "y": placed(values[:1])})
+    assert [type(result) for result in actual.values()] == [np.ndarray] * 2
+    assert (actual["x"].tolist(), actual["y"].tolist()) == ([0, 1, 2, 0, 1], [0, 1, 2])
 
 
 def test_arrays_of_devices_are_of_a_signature():
@@ -568,13 +568,13 @@ def test_results_are_fetched_in_the_stream_that_computed_them(monkeypatch):
     monkeypatch.setattr(strict_device.StrictDevice, "get", seen)
     array = device.put(np.arange(3))
     deep = SimpleNamespace(array=[array])
-    for found in (
+    for actual in (
         pickle.loads(pickle.dumps(FlatResult.of(array))).leaves[0],
         pickle.loads(dumps_on_host(deep)).array[0],
         pickle.loads(dumps_on_host(deep, by_value=True)).array[0],
     ):
-        assert type(found) is np.ndarray
-        assert found.tolist() == [0, 1, 2]
+        assert type(actual) is np.ndarray
+        assert actual.tolist() == [0, 1, 2]
     assert streams == [devices.stream_of(device)] * 3
 
 
@@ -630,9 +630,9 @@ def place_of(x):
 
 def all_here(nest):
     """Return the leaves of results, and check that all are NumPy arrays."""
-    found = np.asarray(nest.result() if hasattr(nest, "result") else nest)
-    assert found.dtype != object
-    return found
+    actual = np.asarray(nest.result() if hasattr(nest, "result") else nest)
+    assert actual.dtype != object
+    return actual
 
 
 @pytest.mark.cluster
@@ -642,10 +642,10 @@ def test_as_on_the_cpu_between_workers(on_workers, op):
     for dtype, axis in itertools.product(["bool", "int32", "float32", "complex64"], [None, 0, (0, 1)]):
         values = [of_dtype(rng, (3 if axis is None else n, 2), dtype) for n in (3, 0, 2)]
         moved = on_workers.run(lambda x: x, args=(PerReplica(values),))
-        found = on_workers.reduce(op, moved, axis).result()
+        actual = on_workers.reduce(op, moved, axis).result()
         cpu = daskdist.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
-        assert isinstance(found, (np.ndarray, np.generic))
-        check_same(found, cpu.reduce(op, PerReplica(values), axis))
+        assert isinstance(actual, (np.ndarray, np.generic))
+        check_same(actual, cpu.reduce(op, PerReplica(values), axis))
 
 
 @pytest.mark.cluster
@@ -656,8 +656,8 @@ def test_arrays_leave_a_worker_on_the_host(on_workers):
     total = on_workers.reduce("SUM", value, axis=None)
     places = on_workers.local_results(on_workers.run(place_of, args=(total,)))
     assert places == ("STRICT:0", "STRICT:1", "STRICT:0")
-    for found in (*on_workers.local_results(value), total.result(), on_workers.gather(value, 0).result()):
-        assert type(found) is np.ndarray
+    for actual in (*on_workers.local_results(value), total.result(), on_workers.gather(value, 0).result()):
+        assert type(actual) is np.ndarray
     assert total.result().tolist() == [6, 6]
     assert on_workers.gather(value, 0).result().tolist() == [0, 0, 2, 2, 4, 4]
     assert "0: array([0., 0.])" in repr(on_workers.run(doubled, args=(batch,)))
@@ -667,33 +667,33 @@ def test_arrays_leave_a_worker_on_the_host(on_workers):
 def test_values_that_are_used_are_numpy_arrays(on_workers):
     batch = PerReplica([np.full(2, float(k)) for k in range(3)])
     first, _, last = on_workers.run(doubled, args=(batch,)).values
-    found = (np.sqrt(last) + first * 2.0 + np.ones(2)).result()
-    assert type(found) is np.ndarray
-    np.testing.assert_allclose(found, 3)
+    actual = (np.sqrt(last) + first * 2.0 + np.ones(2)).result()
+    assert type(actual) is np.ndarray
+    np.testing.assert_allclose(actual, 3)
     (computed,) = dask.compute(on_workers.run(doubled, args=(batch,)))
-    assert [type(each) for each in computed.values] == [np.ndarray] * 3
+    assert [type(item) for item in computed.values] == [np.ndarray] * 3
     (kept,) = dask.persist(on_workers.run(doubled, args=(batch,)))
-    assert [all_here(each).tolist() for each in kept.values] == [[0, 0], [2, 2], [4, 4]]
+    assert [all_here(value).tolist() for value in kept.values] == [[0, 0], [2, 2], [4, 4]]
 
 
 @pytest.mark.cluster
 def test_all_reduce_between_workers(on_workers):
     def step(x):
         both = context().all_reduce("SUM", {"x": x, "mean": xp.mean(x)})
-        found = {**both, "all": context().all_gather(x, 0), "min": context().all_reduce("MIN", x)}
-        return {key: (where(value), value) for key, value in found.items()}
+        actual = {**both, "all": context().all_gather(x, 0), "min": context().all_reduce("MIN", x)}
+        return {key: (where(value), value) for key, value in actual.items()}
 
     large = 2**17
     for size in (2, large):
         values = [np.arange(size, dtype=np.float32) + k for k in range(3)]
-        found = on_workers.local_results(on_workers.run(step, args=(PerReplica(values),)))
-        for own, name in zip(found, ["STRICT:0", "STRICT:1", "STRICT:0"], strict=True):
+        actual = on_workers.local_results(on_workers.run(step, args=(PerReplica(values),)))
+        for own, name in zip(actual, ["STRICT:0", "STRICT:1", "STRICT:0"], strict=True):
             assert {where for where, _ in own.values()} == {name}
             check_same(own["x"][1], sum(values))
             check_same(own["all"][1], np.concatenate(values))
             check_same(own["min"][1], values[0])
             assert float(own["mean"][1]) == pytest.approx(sum(map(np.mean, values)))
-        assert len({own["mean"][1].tobytes() for own in found}) == 1
+        assert len({own["mean"][1].tobytes() for own in actual}) == 1
 
 
 def _merged(strategy, x):
@@ -706,8 +706,8 @@ def test_merge_call_between_workers(on_workers):
         total, own = context().merge_call(_merged, args=(x,))
         return where(total), where(own), total, own
 
-    found = on_workers.local_results(on_workers.run(step, args=(PerReplica([np.ones(2)] * 3),)))
-    for number, (total_is, own_is, total, own) in enumerate(found):
+    actual = on_workers.local_results(on_workers.run(step, args=(PerReplica([np.ones(2)] * 3),)))
+    for number, (total_is, own_is, total, own) in enumerate(actual):
         assert total_is == own_is == ("STRICT:1" if number == 1 else "STRICT:0")
         assert (total.tolist(), own.tolist()) == ([3, 3], [number])
 
@@ -725,18 +725,18 @@ def test_variables_on_workers(on_workers):
         own.assign_add(x)
         first.assign(x)
         same.assign(total)
-        return [where(each.read_value()) for each in (total, own, first, same)]
+        return [where(item.read_value()) for item in (total, own, first, same)]
 
     batch = PerReplica([np.full(2, k + 1, np.float32) for k in range(3)])
-    found = on_workers.local_results(on_workers.run(step, args=(batch,)))
-    assert found == tuple([name] * 4 for name in ("STRICT:0", "STRICT:1", "STRICT:0"))
+    actual = on_workers.local_results(on_workers.run(step, args=(batch,)))
+    assert actual == tuple([name] * 4 for name in ("STRICT:0", "STRICT:1", "STRICT:0"))
     for variable, wanted in [(total, 6), (own, 6), (first, 1), (same, 6)]:
         state = variable.state_dict()
         assert type(state["value"]) is np.ndarray
         assert state["value"].tolist() == [wanted] * 2
         variable.load_state_dict({"value": np.full(2, 9, np.float32)})
         assert variable.numpy().tolist() == [9, 9]
-    assert [type(each) for each in on_workers.local_results(total.values)] == [np.ndarray] * 3
+    assert [type(item) for item in on_workers.local_results(total.values)] == [np.ndarray] * 3
 
 
 @pytest.mark.cluster
@@ -745,8 +745,8 @@ def test_destinations_on_workers(on_workers, monkeypatch):
     extended = on_workers.extended
     value = on_workers.run(doubled, args=(PerReplica([np.full(2, float(k)) for k in range(3)]),))
     for name in extended.worker_devices:
-        found = extended.reduce_to("SUM", value, name)
-        assert all_here(found).tolist() == [6, 6]
+        actual = extended.reduce_to("SUM", value, name)
+        assert all_here(actual).tolist() == [6, 6]
     sent = extended.broadcast_to(np.ones(2), None)
     places = on_workers.local_results(on_workers.run(place_of, args=(sent,)))
     assert places == ("STRICT:0", "STRICT:1", "STRICT:0")
@@ -755,9 +755,9 @@ def test_destinations_on_workers(on_workers, monkeypatch):
 @pytest.mark.cluster
 def test_arrays_deep_in_objects_and_errors_leave_the_device(on_workers):
     batch = PerReplica([np.full(2, float(k)) for k in range(3)])
-    found = on_workers.local_results(on_workers.run(lambda x: SimpleNamespace(x=[x]), args=(batch,)))
-    assert [type(each.x[0]) for each in found] == [np.ndarray] * 3
-    assert [each.x[0].tolist() for each in found] == [[0, 0], [1, 1], [2, 2]]
+    actual = on_workers.local_results(on_workers.run(lambda x: SimpleNamespace(x=[x]), args=(batch,)))
+    assert [type(item.x[0]) for item in actual] == [np.ndarray] * 3
+    assert [result.x[0].tolist() for result in actual] == [[0, 0], [1, 1], [2, 2]]
 
     def fail(x):
         raise ValueError("no", x + 1)
@@ -822,37 +822,37 @@ def test_arrays_in_functions_and_objects_come_to_each_replicas_device(leaving, s
     here = Model(np.ones(size))
 
     def step(x, model, factor=weights):
-        found = (factor, weights, model.weights["w"][0])
+        actual = (factor, weights, model.weights["w"][0])
         total = x * factor + weights * model.weights["w"][0]
-        return [where(each) for each in found], type(here.weights).__name__, total, id(factor)
+        return [where(result) for result in actual], type(here.weights).__name__, total, id(factor)
 
     given = [leaving.local_results(leaving.run(step, args=(batch, model))) for _ in range(2)]
-    for found in given:
-        for number, (places, of_the_host, total, _) in enumerate(found):
+    for actual in given:
+        for number, (places, of_the_host, total, _) in enumerate(actual):
             assert places == [["STRICT:0", "STRICT:1", "STRICT:0"][number]] * 3
             assert of_the_host == "ndarray"
             np.testing.assert_array_equal(total, np.full(size, 2.0 * number + 4))
     # Arrays that stay unchanged are sent once.
-    assert [each[3] for each in given[0]] == [each[3] for each in given[1]]
+    assert [part[3] for part in given[0]] == [item[3] for item in given[1]]
     # Arrays that changed since are sent again.
     weights[...] = 3.0
-    assert [each[2][0] for each in leaving.local_results(leaving.run(step, args=(batch, model)))] == [9, 12, 15]
+    assert [value[2][0] for value in leaving.local_results(leaving.run(step, args=(batch, model)))] == [9, 12, 15]
 
 
 @pytest.mark.cluster
 def test_arrays_in_per_replica_arguments(leaving):
     models = PerReplica([Model(named("STRICT:0").put(np.full(2, float(k)))) for k in range(3)])
-    found = leaving.local_results(leaving.run(lambda model: (where(model.weights), model.weights), args=(models,)))
-    assert [place for place, _ in found] == ["STRICT:0", "STRICT:1", "STRICT:0"]
-    assert [weights.tolist() for _, weights in found] == [[0, 0], [1, 1], [2, 2]]
+    actual = leaving.local_results(leaving.run(lambda model: (where(model.weights), model.weights), args=(models,)))
+    assert [place for place, _ in actual] == ["STRICT:0", "STRICT:1", "STRICT:0"]
+    assert [weights.tolist() for _, weights in actual] == [[0, 0], [1, 1], [2, 2]]
 
 
 @pytest.mark.cluster
 def test_arrays_in_arguments_of_cpus_are_on_the_host(client, leaving):
     weights = named("STRICT:0").put(np.arange(3))
     with daskdist.MultiWorkerMirroredStrategy(client) as on_cpus:
-        found = on_cpus.run(lambda model: (type(weights), type(model.weights)), args=(Model(weights),))
-        assert on_cpus.local_results(found) == ((np.ndarray, np.ndarray),) * 2
+        actual = on_cpus.run(lambda model: (type(weights), type(model.weights)), args=(Model(weights),))
+        assert on_cpus.local_results(actual) == ((np.ndarray, np.ndarray),) * 2
 
 
 @pytest.mark.cluster
@@ -869,8 +869,8 @@ def test_arrays_are_not_reported_as_unpicklable(leaving):
 def test_objects_sent_from_devices_have_host_arrays_in_the_program(leaving):
     sent = leaving.extended.broadcast_to(Model(named("STRICT:1").put(np.arange(3))), None)
     (first, *_) = leaving.local_results(sent)
-    found = first.result() if hasattr(first, "result") else first
-    assert type(found.weights) is np.ndarray
+    actual = first.result() if hasattr(first, "result") else first
+    assert type(actual.weights) is np.ndarray
 
 
 def test_looking_for_futures_copies_nothing(no_copies):

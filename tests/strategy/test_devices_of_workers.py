@@ -61,9 +61,11 @@ def test_replicas_are_on_visible_devices(case, client, see):
     seen, options, expected = ON_CLUSTER[case]
     see(*seen)
     with MultiWorkerMirroredStrategy(client, **options) as strategy:
-        found = [[each.device for each in strategy.replicas if each.worker == worker] for worker in strategy.workers]
-        assert found == [each for each in expected if each]
-        kinds = [each.partition(":")[0] for own in expected for each in own]
+        actual = [
+            [replica.device for replica in strategy.replicas if replica.worker == worker] for worker in strategy.workers
+        ]
+        assert actual == [value for value in expected if value]
+        kinds = [item.partition(":")[0] for own in expected for item in own]
         values = strategy.experimental_distribute_values_from_function(
             lambda context: np.full(2, context.replica_id_in_sync_group, np.float32)
         )
@@ -89,7 +91,7 @@ def test_a_device_that_a_worker_lacks_is_named(client, see):
     with pytest.raises(UnknownDeviceError, match=r"'STRICT:1' cannot be used on worker '0' \(tcp://.*\): there are 1"):
         MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:1"), ("1", "STRICT:1")]))
     with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:1")])) as strategy:
-        assert [each.device for each in strategy.replicas] == ["STRICT:0", "STRICT:1"]
+        assert [replica.device for replica in strategy.replicas] == ["STRICT:0", "STRICT:1"]
 
 
 @pytest.mark.cluster
@@ -100,7 +102,7 @@ def test_one_device_named_for_two_workers_is_refused_or_shared(client, see):
     with pytest.raises(ArgumentError, match=said):
         MultiWorkerMirroredStrategy(client, assignment)
     with MultiWorkerMirroredStrategy(client, assignment, share_devices=True) as strategy:
-        assert [each.device for each in strategy.replicas] == ["CPU:0", "STRICT:1", "CPU:0", "STRICT:0"]
+        assert [value.device for value in strategy.replicas] == ["CPU:0", "STRICT:1", "CPU:0", "STRICT:0"]
     with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:0")])) as strategy:
         assert strategy.num_replicas_in_sync == 2
 
@@ -150,9 +152,9 @@ def test_workers_of_dask_cuda_differ_from_workers_that_import_it(client, see):
     workers = [Worker(address, "", 1) for address in client.scheduler_info(n_workers=-1)["workers"]]
     try:
         client.run(_imports_dask_cuda)
-        assert [each.has_first for each in probe_devices(client, workers)] == [False, False]
+        assert [value.has_first for value in probe_devices(client, workers)] == [False, False]
         client.run(_is_dask_cudas, workers=[workers[1].address])
-        assert [each.has_first for each in probe_devices(client, workers)] == [False, True]
+        assert [device.has_first for device in probe_devices(client, workers)] == [False, True]
     finally:
         client.run(_is_plain_again)
 
@@ -169,16 +171,16 @@ def test_a_gpu_that_a_worker_lacks_is_named(client):
 
 @pytest.mark.usefixtures("strict")
 def test_devices_of_this_process_are_listed():
-    assert [each.name for each in daskdist.list_devices() if each.name[:3] != "GPU"] == ["CPU:0"]
+    assert [value.name for value in daskdist.list_devices() if value.name[:3] != "GPU"] == ["CPU:0"]
     strict_device.register(uuids=["s-7", "s-8"])
     *_, first, second, last = daskdist.list_devices()
-    assert [(each.name, each.uuid, each.worker) for each in (first, second)] == [
+    assert [(item.name, item.uuid, item.worker) for item in (first, second)] == [
         ("STRICT:0", "s-7", None),
         ("STRICT:1", "s-8", None),
     ]
     assert (first.total_bytes, last.name) == (2**30, "CPU:0")
     assert 0 <= last.free_bytes <= last.total_bytes
-    assert all(each.device.startswith(("STRICT", "GPU")) for each in MirroredStrategy().replicas)
+    assert all(replica.device.startswith(("STRICT", "GPU")) for replica in MirroredStrategy().replicas)
 
 
 @pytest.mark.cluster
@@ -192,14 +194,14 @@ def test_devices_of_workers_are_listed(of, client, see):
         "address": address,
         "resolver": daskdist.ClusterResolver(address, num_workers=2),
     }[of]
-    found = [each for each in daskdist.list_devices(given) if each.name[:3] != "GPU"]
-    assert [(each.worker, each.name, each.uuid) for each in found if each.name != "CPU:0"] == [
+    actual = [device for device in daskdist.list_devices(given) if device.name[:3] != "GPU"]
+    assert [(item.worker, item.name, item.uuid) for item in actual if item.name != "CPU:0"] == [
         ("0", "STRICT:0", "s-0"),
         ("0", "STRICT:1", "s-1"),
         ("1", "STRICT:0", "s-1"),
     ]
-    assert [each.worker for each in found if each.name == "CPU:0"] == ["0", "1"]
-    assert {each.address for each in found} == set(client.scheduler_info(n_workers=-1)["workers"])
+    assert [value.worker for value in actual if value.name == "CPU:0"] == ["0", "1"]
+    assert {result.address for result in actual} == set(client.scheduler_info(n_workers=-1)["workers"])
 
 
 @pytest.mark.usefixtures("strict")
@@ -207,7 +209,7 @@ def test_devices_print_as_a_table():
     strict_device.register(uuids=["s-7"])
     header, *rows = str(daskdist.list_devices()).splitlines()
     assert header.split() == ["name", "free", "total", "uuid", "description"]
-    row = next(each for each in rows if each.startswith("STRICT:0"))
+    row = next(value for value in rows if value.startswith("STRICT:0"))
     assert row.split()[2:] == ["GiB", "1.0", "GiB", "s-7", "arrays", "of", "array_api_strict"]
     assert rows[-1].startswith("CPU:0  ")
     assert row.index("s-7") == header.index("uuid")

@@ -31,27 +31,27 @@ def arrays(*values):
 
 
 def test_each_replica_makes_its_own(strategy):
-    found = strategy.experimental_distribute_values_from_function(
+    actual = strategy.experimental_distribute_values_from_function(
         lambda context: {"id": context.replica_id_in_sync_group, "x": np.full(2, context.num_replicas_in_sync)}
     )
-    assert isinstance(found["id"], PerReplica)
-    same_elements(strategy.local_results(found), [{"id": 0, "x": np.array([2, 2])}, {"id": 1, "x": np.array([2, 2])}])
-    doubled = strategy.run(lambda value: value["x"] * value["id"], args=(found,))
+    assert isinstance(actual["id"], PerReplica)
+    same_elements(strategy.local_results(actual), [{"id": 0, "x": np.array([2, 2])}, {"id": 1, "x": np.array([2, 2])}])
+    doubled = strategy.run(lambda value: value["x"] * value["id"], args=(actual,))
     assert strategy.reduce("SUM", doubled, axis=0) == 4
 
 
 def test_values_that_are_equal_are_a_replicas_own_too(strategy):
     for value in (7, None, "a", np.float32(1.5)):
-        found = strategy.distribute_values_from_function(lambda context, value=value: value)
-        assert isinstance(found, PerReplica)
-        assert strategy.local_results(found) == (value, value)
+        actual = strategy.distribute_values_from_function(lambda context, value=value: value)
+        assert isinstance(actual, PerReplica)
+        assert strategy.local_results(actual) == (value, value)
 
 
 def test_one_object_of_all_replicas_is_wrapped():
     shared = np.ones(3)
-    found = mirrored(2).distribute_values_from_function(lambda context: shared)
-    assert found.values[0] is shared
-    assert found.values[1] is shared
+    actual = mirrored(2).distribute_values_from_function(lambda context: shared)
+    assert actual.values[0] is shared
+    assert actual.values[1] is shared
     alone = mirrored(1).distribute_values_from_function(str)
     assert alone.values == ("ValueContext(replica id 0, total replicas in sync: 1)",)
 
@@ -63,8 +63,8 @@ def test_a_value_context_prints():
 
 @pytest.mark.cluster
 def test_values_are_made_on_their_workers(on_cluster):
-    found = on_cluster.distribute_values_from_function(lambda context: get_worker().address)
-    assert on_cluster.local_results(found) == on_cluster.workers
+    actual = on_cluster.distribute_values_from_function(lambda context: get_worker().address)
+    assert on_cluster.local_results(actual) == on_cluster.workers
 
 
 def test_a_function_that_makes_no_such_values(strategy):
@@ -98,32 +98,32 @@ def test_a_function_that_makes_no_such_values(strategy):
     ],
 )
 def test_gather(strategy, value, axis, expected):
-    found = strategy.gather(value, axis)
-    assert isinstance(found, AsyncValue) == (strategy.workers != (None,))
-    np.testing.assert_array_equal(np.asarray(found), expected)
+    actual = strategy.gather(value, axis)
+    assert isinstance(actual, AsyncValue) == (strategy.workers != (None,))
+    np.testing.assert_array_equal(np.asarray(actual), expected)
 
 
 def test_gather_of_nests_and_results(strategy):
     (batch,) = strategy.distribute_dataset(Dataset.range(7).batch(7))
     made = strategy.run(lambda x: {"x": x * 2, "y": (x[:, None],)}, args=(batch,))
-    found = strategy.gather({"made": made, "plain": 3}, axis=0)
-    assert found["plain"] == 3
-    assert np.asarray(found["made"]["x"]).tolist() == [0, 2, 4, 6, 8, 10, 12]
-    assert np.asarray(found["made"]["y"][0]).shape == (7, 1)
+    actual = strategy.gather({"made": made, "plain": 3}, axis=0)
+    assert actual["plain"] == 3
+    assert np.asarray(actual["made"]["x"]).tolist() == [0, 2, 4, 6, 8, 10, 12]
+    assert np.asarray(actual["made"]["y"][0]).shape == (7, 1)
 
 
 def test_gather_of_rows_of_different_lengths(strategy):
     value = PerReplica([Ragged(np.arange(3), [0, 1, 3]), Ragged(np.arange(2), [0, 2])])
-    found = strategy.gather(value, 0)
-    found = found.result() if isinstance(found, AsyncValue) else found
-    assert [row.tolist() for row in found] == [[0], [1, 2], [0, 1]]
+    actual = strategy.gather(value, 0)
+    actual = actual.result() if isinstance(actual, AsyncValue) else actual
+    assert [row.tolist() for row in actual] == [[0], [1, 2], [0, 1]]
 
 
 def test_gather_keeps_masks(strategy):
-    found = strategy.gather(PerReplica([np.ma.array([1, 2], mask=[False, True]), np.array([3])]), 0)
-    found = found.result() if isinstance(found, AsyncValue) else found
-    assert found.mask.tolist() == [False, True, False]
-    assert found.compressed().tolist() == [1, 3]
+    actual = strategy.gather(PerReplica([np.ma.array([1, 2], mask=[False, True]), np.array([3])]), 0)
+    actual = actual.result() if isinstance(actual, AsyncValue) else actual
+    assert actual.mask.tolist() == [False, True, False]
+    assert actual.compressed().tolist() == [1, 3]
 
 
 def test_a_plain_value_is_gathered_as_it_is(strategy):
@@ -172,21 +172,21 @@ def test_results_come_straight_from_the_workers(on_cluster, client):
     scheduler.handlers["gather"] = counted
     try:
         with messages_sent(on_cluster) as messages:
-            found = on_cluster.local_results(pieces)
+            actual = on_cluster.local_results(pieces)
         assert not asked
         # Check that the counter works.
         client.gather(client.submit(int), direct=False)
         assert len(asked) == 1
     finally:
         scheduler.handlers["gather"] = answer
-    assert [each.shape for each in found] == [(300_000,)] * 2
+    assert [result.shape for result in actual] == [(300_000,)] * 2
     assert [(where, kind) for where, kind, *_ in messages] == [(worker, "fetch") for worker in on_cluster.workers]
 
 
 @pytest.mark.cluster
 def test_a_cluster_knows_how_large_batches_are(on_cluster, client):
     (step,) = on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.zeros((1000, 100))).batch(1000))
-    keys = [each.source.handle.key for each in step.values]
+    keys = [value.source.handle.key for value in step.values]
     on_cluster.local_results(on_cluster.run(len, args=(step,)))
     # Workers report sizes to the scheduler some time after they report results to the program.
     eventually(lambda: all(size >= 400_000 for size in client.nbytes(keys, summary=False).values()))
@@ -249,7 +249,7 @@ def placed_keys(client):
 
 def sent_by_scheduler(client):
     # The keys that each worker sent to others, one dict for each transfer.
-    return client.run(lambda dask_worker: [dict(each["keys"]) for each in dask_worker.transfer_outgoing_log])
+    return client.run(lambda dask_worker: [dict(value["keys"]) for value in dask_worker.transfer_outgoing_log])
 
 
 @pytest.mark.cluster
@@ -275,7 +275,7 @@ def test_arrays_are_placed_once_and_read_where_they_lie(on_cluster, client):
             )
             assert {int(port) for part in parts for port in part["at"]} == {ports[number % 2]}
     assert placed_keys(client) == keys
-    moved = {key for log in sent_by_scheduler(client).values() for each in log for key in each}
+    moved = {key for log in sent_by_scheduler(client).values() for value in log for key in value}
     assert not moved & keys
 
 
@@ -390,7 +390,7 @@ def test_values_of_any_kind_are_computed():
 
 def test_a_function_takes_values_put_off(strategy):
     pieces = strategy.run(lambda x: x + 1, args=(arrays([1], [2]),))
-    put_off = dask.delayed(lambda value: [int(each[0]) for each in value.values])(pieces)
+    put_off = dask.delayed(lambda value: [int(item[0]) for item in value.values])(pieces)
     scheduler = {} if strategy.workers == (None,) else {"scheduler": strategy.client}
     assert put_off.compute(**scheduler) == [2, 3]
 
@@ -401,8 +401,8 @@ def test_asynchronous_values_are_dask_collections(on_cluster, client):
     total = on_cluster.reduce("SUM", pieces, axis=0)
     assert dask.is_dask_collection(total)
     assert total.source is not None  # Nothing has waited for the value.
-    found, doubled, again = dask.compute(total, total * 2, pieces)
-    assert (found, doubled, repr(again)) == (5, 10, repr(arrays([2], [3])))
+    actual, doubled, again = dask.compute(total, total * 2, pieces)
+    assert (actual, doubled, repr(again)) == (5, 10, repr(arrays([2], [3])))
     assert client.compute(total, sync=True) == 5
     assert float(total.persist() + 1) == 6
     assert total.compute() == 5

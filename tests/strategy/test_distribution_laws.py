@@ -155,12 +155,12 @@ class TestBadShares(Laws):
 
     def datasets(self):
         shares = [[0, 9], [9, 0], [0, 0, 0], [1, 0, 0], [40, 1, 1], [1, 1, 40], [0, 5, 0, 5], [1], [2, 1]]
-        found = []
+        actual = []
         for rows in shares:
             ds = read_parquet(self.files.paths("parquet", rows), "id").batch(4)
             text = daskdist.read_text(self.files.paths("text", rows)).batch(4)
-            found += [*(with_policy(ds, policy) for policy in ("auto", "data", "off")), with_policy(text, "auto")]
-        return [*found, with_policy(Dataset.range(0).batch(4), "off"), with_policy(Dataset.range(1).batch(4), "data")]
+            actual += [*(with_policy(ds, policy) for policy in ("auto", "data", "off")), with_policy(text, "auto")]
+        return [*actual, with_policy(Dataset.range(0).batch(4), "off"), with_policy(Dataset.range(1).batch(4), "data")]
 
     def strategies(self):
         return [mirrored(4), SimulatedWorkers([1, 1]), SimulatedWorkers([2, 1]), SimulatedWorkers([1, 1, 1])]

@@ -76,21 +76,21 @@ def test_each_element_comes_once_though_others_fail_after_a_resume(strategy, nam
     )
     fail_for(reading, *before)
     iterator = iter(ds)
-    found = [next(iterator) for _ in range(6)]
+    actual = [next(iterator) for _ in range(6)]
     state = iterator.state_dict()
-    whole = taken(strategy, found + list(iterator))
+    whole = taken(strategy, actual + list(iterator))
     fail_for(reading, *after)
     iterator = iter(ds)
     try:
         iterator.load_state_dict(state)
-        found = taken(strategy, found + list(iterator))
+        actual = taken(strategy, actual + list(iterator))
     except errors.ArgumentError:
         # An element is needed again that did not fail before.
         assert not before
         return
-    numbers = [number for _, number in found]
+    numbers = [number for _, number in actual]
     if before == after:
-        assert found == whole
+        assert actual == whole
     elif name == "repeat":
         # What was pulled ahead of the position stays left out, too.
         assert numbers[:8] == [*(LEFT if before else range(8))]
@@ -99,4 +99,4 @@ def test_each_element_comes_once_though_others_fail_after_a_resume(strategy, nam
         assert len(set(numbers)) == len(numbers)
         assert {*range(NUM_ROWS)} - {*numbers} <= {*FAILING}
     if name == "scan":
-        assert [total for total, _ in found] == np.cumsum(numbers).tolist()
+        assert [total for total, _ in actual] == np.cumsum(numbers).tolist()

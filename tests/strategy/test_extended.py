@@ -43,15 +43,15 @@ def test_devices_on_a_cluster(start_cluster):
 @pytest.mark.parametrize("destinations", [None, "value"])
 def test_a_reduced_value_on_every_replica(strategy, destinations):
     value = arrays([1.0, 2.0], [3.0, 5.0])
-    found = strategy.extended.reduce_to("SUM", value, value if destinations else None)
-    assert isinstance(found, PerReplica)
-    doubled = strategy.run(lambda x, total: x - total, args=(value, found))
+    actual = strategy.extended.reduce_to("SUM", value, value if destinations else None)
+    assert isinstance(actual, PerReplica)
+    doubled = strategy.run(lambda x, total: x - total, args=(value, actual))
     np.testing.assert_array_equal(strategy.local_results(doubled), [[-3, -5], [-1, -2]])
 
 
 def test_a_nest_is_reduced_to_a_nest(strategy):
-    found = strategy.extended.reduce_to("MAX", {"a": arrays(1, 2), "b": [arrays(4, 3)]}, None)
-    assert strategy.local_results(found) == ({"a": 2, "b": [4]},) * 2
+    actual = strategy.extended.reduce_to("MAX", {"a": arrays(1, 2), "b": [arrays(4, 3)]}, None)
+    assert strategy.local_results(actual) == ({"a": 2, "b": [4]},) * 2
 
 
 def test_a_reduced_value_on_one_replica(strategy):
@@ -82,9 +82,9 @@ def test_a_plain_value_is_put_on_every_replica(strategy, op):
 
 
 def test_one_replica_has_its_value_in_a_per_replica():
-    found = mirrored(1).extended.reduce_to("SUM", np.float64(3), None)
-    assert repr(found) == "PerReplica:{\n  0: np.float64(3.0)\n}"
-    assert mirrored(1).run(lambda x: x + 1, args=(found,)) == 4
+    actual = mirrored(1).extended.reduce_to("SUM", np.float64(3), None)
+    assert repr(actual) == "PerReplica:{\n  0: np.float64(3.0)\n}"
+    assert mirrored(1).run(lambda x: x + 1, args=(actual,)) == 4
 
 
 # --- batch_reduce_to ---
@@ -98,9 +98,9 @@ def test_several_values_at_once(strategy):
         ({"a": arrays(1, 1)}, first),
         (arrays(0, 1), second),
     ]
-    found = strategy.extended.batch_reduce_to("SUM", pairs)
-    np.testing.assert_array_equal(strategy.local_results(found[0]), [[4, 6], [4, 6]])
-    assert (float(found[1]), int(found[2]["a"]), int(found[3])) == (11, 2, 1)
+    actual = strategy.extended.batch_reduce_to("SUM", pairs)
+    np.testing.assert_array_equal(strategy.local_results(actual[0]), [[4, 6], [4, 6]])
+    assert (float(actual[1]), int(actual[2]["a"]), int(actual[3])) == (11, 2, 1)
     assert strategy.extended.batch_reduce_to("SUM", []) == []
 
 
@@ -108,17 +108,17 @@ def test_several_values_at_once(strategy):
 def test_a_nest_stays_a_nest_wherever_it_goes(strategy, op):
     nest = {"a": arrays(1, 1), "b": [arrays(2, 2), 5]}
     pairs = [(nest, name) for name in strategy.extended.worker_devices]
-    for found in strategy.extended.batch_reduce_to(op, pairs):
-        assert isinstance(found, dict)
-        assert (int(found["a"]), int(found["b"][0]), int(found["b"][1])) == (1, 2, 5)
+    for actual in strategy.extended.batch_reduce_to(op, pairs):
+        assert isinstance(actual, dict)
+        assert (int(actual["a"]), int(actual["b"][0]), int(actual["b"][1])) == (1, 2, 5)
 
 
 @pytest.mark.cluster
 def test_several_values_are_one_tree(on_cluster):
     with messages_sent(on_cluster) as messages:
-        found = on_cluster.extended.batch_reduce_to("SUM", [(arrays(number, number), None) for number in range(20)])
+        actual = on_cluster.extended.batch_reduce_to("SUM", [(arrays(number, number), None) for number in range(20)])
     assert len(of_kind(messages, "call")) == 1
-    assert [on_cluster.local_results(each) for each in found] == [(2 * number,) * 2 for number in range(20)]
+    assert [on_cluster.local_results(result) for result in actual] == [(2 * number,) * 2 for number in range(20)]
 
 
 @pytest.mark.parametrize("pairs", [3, [3], [(1, 2, 3)], PerReplica([1, 2])])
@@ -131,16 +131,16 @@ def test_values_that_are_not_pairs(pairs):
 
 
 def test_a_value_on_every_replica(strategy):
-    found = strategy.extended.broadcast_to({"w": np.arange(3), "name": "net", "rate": 0.5}, None)
-    assert all(isinstance(each, PerReplica) for each in found.values())
-    sums = strategy.run(lambda nest: float(nest["w"].sum() * nest["rate"]) if nest["name"] else 0, args=(found,))
+    actual = strategy.extended.broadcast_to({"w": np.arange(3), "name": "net", "rate": 0.5}, None)
+    assert all(isinstance(result, PerReplica) for result in actual.values())
+    sums = strategy.run(lambda nest: float(nest["w"].sum() * nest["rate"]) if nest["name"] else 0, args=(actual,))
     assert strategy.local_results(sums) == (1.5, 1.5)
 
 
 def test_reduced_values_are_broadcast(strategy):
     total = strategy.reduce("SUM", arrays(1, 2), axis=None)
-    found = strategy.extended.broadcast_to(total, arrays(0, 0))
-    assert strategy.local_results(strategy.run(lambda x, t: x + t, args=(arrays(1, 2), found))) == (4, 5)
+    actual = strategy.extended.broadcast_to(total, arrays(0, 0))
+    assert strategy.local_results(strategy.run(lambda x, t: x + t, args=(arrays(1, 2), actual))) == (4, 5)
 
 
 def test_a_value_on_one_replica(strategy):
@@ -154,16 +154,16 @@ def test_a_value_is_sent_once(on_cluster, num_rows):
     weights = np.arange(num_rows, dtype=np.float64)
     on_cluster.run(np.sum, args=(arrays([1.0], [2.0]),))
     with messages_sent(on_cluster) as messages:
-        found = on_cluster.extended.broadcast_to(weights, None)
-    first = found.values[0]
+        actual = on_cluster.extended.broadcast_to(weights, None)
+    first = actual.values[0]
     assert isinstance(first, AsyncValue)
-    assert all(each is first for each in found.values)
+    assert all(item is first for item in actual.values)
     # Later changes make no difference.
     expected = weights.sum()
     weights[:] = 0
     with messages_sent(on_cluster) as later:
         for _ in range(3):
-            assert on_cluster.local_results(on_cluster.run(np.sum, args=(found,))) == (expected, expected)
+            assert on_cluster.local_results(on_cluster.run(np.sum, args=(actual,))) == (expected, expected)
     # One call creates the value on a worker, which sends it to the other worker.
     one, other = on_cluster.workers
     (call,) = of_kind(messages, "call")
@@ -211,9 +211,9 @@ def test_update(strategy):
 
 
 def test_update_part_by_part(strategy):
-    found = strategy.extended.update(arrays(1, 2), lambda part, x: part * x, args=[10], group=False)
-    assert isinstance(found, tuple)
-    assert [int(each) for each in found] == [10, 20]
+    actual = strategy.extended.update(arrays(1, 2), lambda part, x: part * x, args=[10], group=False)
+    assert isinstance(actual, tuple)
+    assert [int(result) for result in actual] == [10, 20]
 
 
 @pytest.mark.cluster
@@ -223,8 +223,8 @@ def test_update_is_made_where_the_part_is(on_cluster):
 
         return get_worker().address
 
-    found = on_cluster.extended.update(arrays(1, 2), address)
-    assert on_cluster.local_results(found) == on_cluster.workers
+    actual = on_cluster.extended.update(arrays(1, 2), address)
+    assert on_cluster.local_results(actual) == on_cluster.workers
 
 
 def test_update_of_values_that_are_not_per_replica(strategy):
@@ -236,8 +236,8 @@ def test_update_of_values_that_are_not_per_replica(strategy):
 
 
 def test_call_for_each_replica(strategy):
-    found = strategy.extended.call_for_each_replica(np.add, (arrays(1, 2), 3))
-    assert strategy.local_results(found) == (4, 5)
+    actual = strategy.extended.call_for_each_replica(np.add, (arrays(1, 2), 3))
+    assert strategy.local_results(actual) == (4, 5)
 
 
 # --- a step of training ---

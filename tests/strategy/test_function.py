@@ -37,9 +37,9 @@ def tasks_sent(client):
         dask_scheduler.add_plugin(Graphs())
 
     def end(dask_scheduler):
-        found = dask_scheduler.plugins["graphs"].found
+        actual = dask_scheduler.plugins["graphs"].found
         dask_scheduler.remove_plugin(name="graphs")
-        return found
+        return actual
 
     client.run_on_scheduler(start)
     keys = []
@@ -68,16 +68,16 @@ def steps_of(strategy, num_steps=40, rows=8):
 def test_steps_are_no_tasks_of_the_scheduler(on_cluster, client):
     @daskdist.function
     def epoch(iterator, num_steps):
-        found = 0.0
+        actual = 0.0
         for _ in range(num_steps):
-            found += on_cluster.reduce("SUM", on_cluster.run(total, args=(next(iterator),)), axis=None)
-        return found
+            actual += on_cluster.reduce("SUM", on_cluster.run(total, args=(next(iterator),)), axis=None)
+        return actual
 
     on_cluster.run(total, args=(floats([1], [2]),))
     iterator = iter(steps_of(on_cluster))
     with tasks_sent(client) as keys:
-        found = epoch(iterator, 30)
-        assert float(found) == sum(range(30 * 8))
+        actual = epoch(iterator, 30)
+        assert float(actual) == sum(range(30 * 8))
     assert keys
     assert not [key for key in keys if key.startswith(("run-", "reduce", "apply"))]
     # The other calls are one reduction for each step, and the sum of the results.
@@ -96,10 +96,10 @@ def test_a_reduced_value_reaches_the_next_step_without_the_program(on_cluster, n
 
     x, expected = floats(1, 3), 10.0
     on_cluster.run(plus, args=(x, 1.0))
-    found = float(descend(x, 10.0))
+    actual = float(descend(x, 10.0))
     for _ in range(num_steps):
         expected -= 0.5 * (2 + expected)
-    assert found == expected
+    assert actual == expected
     assert descend.explain().endswith("waited nowhere")
 
 
@@ -132,7 +132,7 @@ def test_the_structure_of_results_is_learned_once_and_explained(on_cluster):
     def both(x):
         return on_cluster.run(new, args=(x,))["twice"], on_cluster.run(new, args=(x,))["twice"]
 
-    assert [on_cluster.local_results(each) for each in both(floats(1, 2))] == [(2.0, 4.0)] * 2
+    assert [on_cluster.local_results(value) for value in both(floats(1, 2))] == [(2.0, 4.0)] * 2
     assert "what a function returns had to be learned from its first call" in both.explain()
     both(floats(1, 2))
     assert both.explain().endswith("both: 2 steps\n  waited nowhere")
@@ -163,23 +163,23 @@ def test_a_function_gives_the_results_of_its_steps(strategy):
     alone, weight = loop(steps_of(strategy, 12), 1.0)
     together, same = daskdist.function(loop)(steps_of(strategy, 12), 1.0)
     assert float(same) == float(weight)
-    assert [strategy.local_results(each) for each in together] == [strategy.local_results(each) for each in alone]
+    assert [strategy.local_results(item) for item in together] == [strategy.local_results(value) for value in alone]
 
 
 def test_loops_as_in_the_reference_pages(strategy):
     @daskdist.function
     def train(iterator, num_steps):
-        found = []
+        actual = []
         for _ in range(num_steps):
             optional = iterator.get_next_as_optional()
             if not optional.has_value():
                 break
-            found.append(strategy.reduce("SUM", strategy.run(total, args=(optional.get_value(),)), axis=None))
-        return found
+            actual.append(strategy.reduce("SUM", strategy.run(total, args=(optional.get_value(),)), axis=None))
+        return actual
 
     iterator = iter(steps_of(strategy, 5))
-    assert [float(each) for each in train(iterator, 3)] == [28.0, 92.0, 156.0]
-    assert [float(each) for each in train(iterator, 9)] == [220.0, 284.0]
+    assert [float(item) for item in train(iterator, 3)] == [28.0, 92.0, 156.0]
+    assert [float(value) for value in train(iterator, 9)] == [220.0, 284.0]
     assert train(iterator, 9) == []
 
 
@@ -189,20 +189,20 @@ def test_arithmetic_and_nests_are_returned(strategy):
         value = strategy.reduce("SUM", x, axis=None)
         return {"a": [value * 2 + 1, strategy.run(plus, args=(x, value))], "b": (None, "text", 3)}
 
-    found = mixed(floats(1, 2))
-    assert float(found["a"][0]) == 7.0
-    assert strategy.local_results(found["a"][1]) == (4.0, 5.0)
-    assert found["b"] == (None, "text", 3)
+    actual = mixed(floats(1, 2))
+    assert float(actual["a"][0]) == 7.0
+    assert strategy.local_results(actual["a"][1]) == (4.0, 5.0)
+    assert actual["b"] == (None, "text", 3)
 
 
 @pytest.mark.cluster
 def test_a_long_sum_is_computed_where_its_parts_are(on_cluster):
     @daskdist.function
     def many(x):
-        found = 0
+        actual = 0
         for _ in range(300):
-            found = found + on_cluster.reduce("SUM", on_cluster.run(plus, args=(x, 0.0)), axis=None)
-        return found
+            actual = actual + on_cluster.reduce("SUM", on_cluster.run(plus, args=(x, 0.0)), axis=None)
+        return actual
 
     on_cluster.run(plus, args=(floats(1, 2), 1.0))
     assert float(many(floats(1, 2))) == 900.0
@@ -257,7 +257,7 @@ def test_arrays_changed_later_in_a_function_keep_the_value_at_their_use(on_clust
             found.append(on_cluster.run(lambda x, g, s: x + g.mean() + s[0], args=(x, given, small)))
         return found
 
-    assert [on_cluster.local_results(each) for each in change(floats(0, 1))] == [
+    assert [on_cluster.local_results(value) for value in change(floats(0, 1))] == [
         (2.0 * k, 2.0 * k + 1) for k in range(4)
     ]
 
@@ -270,9 +270,9 @@ def test_views_lists_and_indices_changed_later_keep_the_value_at_their_use(on_cl
     @daskdist.function
     def step(x):
         (first, _) = on_cluster.run(plus, args=(x, seen_only)).values
-        found = first + added, first[place, None]
+        actual = first + added, first[place, None]
         rate[...], added[0], place[0] = 100.0, 100.0, 2
-        return found
+        return actual
 
     total, part = step(PerReplica([np.arange(3.0), np.arange(3.0)]))
     assert total.tolist() == [2.0, 4.0, 6.0]
@@ -283,22 +283,22 @@ def test_views_lists_and_indices_changed_later_keep_the_value_at_their_use(on_cl
 def test_each_thread_captures_separately(on_cluster):
     @daskdist.function
     def sums(x, num_steps):
-        found = 0
+        actual = 0
         for _ in range(num_steps):
-            found = found + on_cluster.reduce("SUM", on_cluster.run(plus, args=(x, 1.0)), axis=None)
-        return found
+            actual = actual + on_cluster.reduce("SUM", on_cluster.run(plus, args=(x, 1.0)), axis=None)
+        return actual
 
     sums(floats(1, 2), 1)
-    found = {}
+    actual = {}
     threads = [
-        threading.Thread(target=lambda k=k: found.update({k: float(sums(floats(k, k), 5))}), name=f"of {k}")
+        threading.Thread(target=lambda k=k: actual.update({k: float(sums(floats(k, k), 5))}), name=f"of {k}")
         for k in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == {k: 10.0 * (k + 1) for k in range(4)}
+    assert actual == {k: 10.0 * (k + 1) for k in range(4)}
 
 
 # --- what goes wrong ---
@@ -418,8 +418,8 @@ def test_exiting_on_a_worker_is_an_error_of_the_call_only(on_cluster):
         fine, ended = steps(floats(1, 7), kind)
         with pytest.raises(raised, match="enough") as caught:
             on_cluster.local_results(ended)
-        told = [str(caught.value), *getattr(caught.value, "__notes__", ())]
-        assert any("raised by replica 1" in text for text in told)
+        report = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+        assert any("raised by replica 1" in text for text in report)
         assert on_cluster.local_results(fine) == (2.0, 8.0)
 
 
@@ -441,10 +441,10 @@ def test_steps_before_a_function_are_not_part_of_it(on_cluster, client):
     on_cluster.local_results(on_cluster.run(wait, args=("before",)))
     gate.clear()
     waiting = [on_cluster.run(wait, args=("before",)) for _ in range(5)]
-    found = step(floats(1, 2))
+    actual = step(floats(1, 2))
     gate.set()
     assert step.explain().endswith("step: 1 step\n  waited nowhere")
-    assert on_cluster.local_results((waiting, found))[0] == ([True] * 5, 2.0)
+    assert on_cluster.local_results((waiting, actual))[0] == ([True] * 5, 2.0)
 
 
 @pytest.mark.cluster
@@ -537,15 +537,15 @@ def test_calls_of_a_replica_are_made_in_their_order(on_cluster):
     @daskdist.function
     def in_turns(number):
         on_cluster.run(tell, args=(number, "told"))
-        found = on_cluster.reduce("MAX", on_cluster.run(tell, args=(number + 1, "told")), axis=None)
-        on_cluster.run(tell, args=(found + 1, "told"))
+        actual = on_cluster.reduce("MAX", on_cluster.run(tell, args=(number + 1, "told")), axis=None)
+        on_cluster.run(tell, args=(actual + 1, "told"))
         on_cluster.run(tell, args=(number + 3, "told"))
         return on_cluster.run(all_told)
 
     in_turns(0)
     for number in (4, 8):
-        told = on_cluster.local_results(in_turns(number))
-        assert [each.tolist() for each in told] == [list(range(number, number + 4))] * 2
+        report = on_cluster.local_results(in_turns(number))
+        assert [value.tolist() for value in report] == [list(range(number, number + 4))] * 2
 
 
 @pytest.mark.cluster

@@ -50,8 +50,8 @@ def all_of(strategy, dataset):
     states = [state]
     whole, _ = by_loop(strategy, dataset, None, state)
     for _ in whole:
-        found, state = by_loop(strategy, dataset, 1, state)
-        steps += found
+        actual, state = by_loop(strategy, dataset, 1, state)
+        steps += actual
         states.append(state)
     assert steps == whole
     return steps, states
@@ -138,19 +138,19 @@ def test_datasets_of_a_function(on_cluster):
 
 def passes(iterator, num_passes, states, at):
     """Take some passes; replica 0 adds the state at one step of each pass to a list."""
-    found = []
+    actual = []
     for _ in range(num_passes):
-        found.append([])
+        actual.append([])
         for number, batch in enumerate(iterator):
             if number == at:
                 state = iterator.state_dict()
                 if daskdist.get_replica_context().replica_id_in_sync_group == 0:
                     states.append(state)
-            found[-1].append(batch.tolist())
+            actual[-1].append(batch.tolist())
         state = iterator.state_dict()
         if daskdist.get_replica_context().replica_id_in_sync_group == 0:
             states.append(state)
-    return json.dumps(found)
+    return json.dumps(actual)
 
 
 def test_later_passes_keep_their_orders():

@@ -36,17 +36,17 @@ def passes_of(iterator, num_passes):
 
 def by_steps(strategy, distributed, num_passes):
     """Return each replica's elements in a loop of the program."""
-    found = [[] for _ in range(strategy.num_replicas_in_sync)]
+    actual = [[] for _ in range(strategy.num_replicas_in_sync)]
     for _ in range(num_passes):
         steps = [strategy.local_results(step) for step in distributed]
-        for number, each in enumerate(found):
-            each.append([as_lists(step[number]) for step in steps])
-    return list(map(repr, found))
+        for number, result in enumerate(actual):
+            result.append([as_lists(step[number]) for step in steps])
+    return list(map(repr, actual))
 
 
 def by_loops(strategy, distributed, num_passes):
     """Return each replica's elements in loops on the replicas."""
-    return [str(each) for each in strategy.local_results(strategy.run(passes_of, args=(distributed, num_passes)))]
+    return [str(value) for value in strategy.local_results(strategy.run(passes_of, args=(distributed, num_passes)))]
 
 
 def with_options(dataset, **options):
@@ -164,8 +164,8 @@ def test_a_distributed_dataset_may_be_in_nests_of_arguments():
         pairs = zip(nest["data"][0], other, strict=True)
         return sum(int(x.sum()) * nest["times"] + int(y.sum()) for x, y in pairs)
 
-    found = strategy.run(loop, args=({"data": [distributed], "times": 100},), kwargs={"other": distributed})
-    assert found.values == (10 * 101, 18 * 101)
+    actual = strategy.run(loop, args=({"data": [distributed], "times": 100},), kwargs={"other": distributed})
+    assert actual.values == (10 * 101, 18 * 101)
 
 
 # --- the iterator ---
@@ -177,16 +177,16 @@ def test_iterators_in_loops_have_the_usual_methods():
 
     def loop(it):
         assert iter(it) is it
-        found = [it.get_next().tolist(), next(it).tolist()]
-        found.append(it.get_next_as_optional().get_value().tolist())
-        found += [it.get_next_as_optional().has_value(), next(it, "over")]
-        found.append([x.tolist() for x in it])
-        return repr((found, it.element_spec == distributed.element_spec, repr(it)))
+        actual = [it.get_next().tolist(), next(it).tolist()]
+        actual.append(it.get_next_as_optional().get_value().tolist())
+        actual += [it.get_next_as_optional().has_value(), next(it, "over")]
+        actual.append([x.tolist() for x in it])
+        return repr((actual, it.element_spec == distributed.element_spec, repr(it)))
 
     expected = [[0, 1], [2, 3], [4, 5], False, "over", [[0, 1], [2, 3], [4, 5]]]
-    found = strategy.run(loop, args=(distributed,))
-    assert found.startswith(repr((expected, True))[:-1])
-    assert "<ReplicaIterator of replica 0, pass 1: TensorSpec(" in found
+    actual = strategy.run(loop, args=(distributed,))
+    assert actual.startswith(repr((expected, True))[:-1])
+    assert "<ReplicaIterator of replica 0, pass 1: TensorSpec(" in actual
 
 
 def test_element_spec_is_of_one_replica():
@@ -201,13 +201,13 @@ def test_a_loop_continues_where_it_was_left():
     distributed = strategy.distribute_dataset(Dataset.range(12).repeat().batch(4))
 
     def loop(it):
-        found = []
+        actual = []
         for _ in range(2):
             for x in it:
-                found += x.tolist()
-                if len(found) % 6 == 0:
+                actual += x.tolist()
+                if len(actual) % 6 == 0:
                     break
-        return repr(found)
+        return repr(actual)
 
     one, other = strategy.run(loop, args=(distributed,)).values
     assert one == repr([0, 1, 4, 5, 8, 9, 0, 1, 4, 5, 8, 9])
@@ -268,19 +268,19 @@ def test_a_late_replica_reads_for_itself(monkeypatch):
 def in_threads(strategy, distributed, loops):
     """Call a separate function on each replica, at the same time, and return the results."""
     go = threading.Barrier(len(loops))
-    found = {}
+    actual = {}
 
     def loop(it, number):
         # All replicas begin the pass before any of them continues.
         next(it)
         daskdist.get_replica_context().all_reduce("SUM", 1)
         go.wait(10)
-        found[number] = loops[number](it)
+        actual[number] = loops[number](it)
         return number
 
     numbers = daskdist.PerReplica(range(len(loops)))
     strategy.run(loop, args=(distributed, numbers))
-    return [found[number] for number in range(len(loops))]
+    return [actual[number] for number in range(len(loops))]
 
 
 def test_a_replica_ahead_waits_for_the_slowest():
@@ -360,18 +360,18 @@ def test_no_message_a_batch(on_cluster, client):
         return dask_scheduler.transition_counter
 
     def loop(it, num_steps):
-        found = 0.0
+        actual = 0.0
         for _, x in zip(range(num_steps), it, strict=False):
-            found += float(x.sum())
-        return found
+            actual += float(x.sum())
+        return actual
 
     rows = np.ones((512, 4), np.float32)
     distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(rows).repeat().batch(16))
 
     def run(num_steps):
         before = client.run_on_scheduler(num_transitions)
-        found = on_cluster.local_results(on_cluster.run(loop, args=(distributed, num_steps)))
-        assert list(map(float, found)) == [32.0 * num_steps] * 2
+        actual = on_cluster.local_results(on_cluster.run(loop, args=(distributed, num_steps)))
+        assert list(map(float, actual)) == [32.0 * num_steps] * 2
         return client.run_on_scheduler(num_transitions) - before
 
     run(1)
@@ -385,12 +385,12 @@ def test_no_message_a_batch(on_cluster, client):
 def test_a_loop_leaves_no_threads_or_iterators(client, parquet_files):
     def threads_there():
         gc.collect()
-        return sorted(each.name for each in threads_of_passes())
+        return sorted(thread.name for thread in threads_of_passes())
 
     def num_iterators():
         gc.collect()
         return sum(
-            type(each).__name__ in ("ReplicaIterator", "SharedPass", "PipelineReader") for each in gc.get_objects()
+            type(value).__name__ in ("ReplicaIterator", "SharedPass", "PipelineReader") for value in gc.get_objects()
         )
 
     def loop(it):
@@ -435,21 +435,21 @@ def test_nothing_is_left_embedded(parquet_files):
     while threads_of_passes() - before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not threads_of_passes() - before
-    for each in kept:
+    for value in kept:
         with pytest.raises(ArgumentError, match="this iterator is closed: it can be used until its function returns"):
-            next(each)
+            next(value)
 
 
 # --- errors ---
 
 
 def until_it_fails(it):
-    found = []
+    actual = []
     try:
         for x in it:
-            found.append(len(x))
+            actual.append(len(x))
     except Exception as error:
-        return f"{len(found)} {type(error).__name__} {error} {' '.join(getattr(error, '__notes__', []))}"
+        return f"{len(actual)} {type(error).__name__} {error} {' '.join(getattr(error, '__notes__', []))}"
     return "no error"
 
 
@@ -473,13 +473,13 @@ def test_an_error_is_raised_at_its_step(parquet_files):
             file.seek(4)
             file.write(b"\xff" * 2000)
         expected = steps_before_it_fails(distributed)
-        found = strategy.run(until_it_fails, args=(distributed,)).values
+        actual = strategy.run(until_it_fails, args=(distributed,)).values
     num_steps, kind, _ = expected.split(maxsplit=2)
     assert 0 < int(num_steps) <= 40
     assert kind == "FileError"
     assert paths[2] in expected
-    for each in found:
-        assert each.startswith(expected)
+    for result in actual:
+        assert result.startswith(expected)
 
 
 def test_an_error_in_a_function():
@@ -493,8 +493,8 @@ def test_an_error_in_a_function():
     expected = steps_before_it_fails(distributed)
     assert int(expected.split()[0]) > 2
     assert "no more of them" in expected
-    for each in strategy.run(until_it_fails, args=(distributed,)).values:
-        assert each.startswith(expected)
+    for value in strategy.run(until_it_fails, args=(distributed,)).values:
+        assert value.startswith(expected)
 
 
 @pytest.mark.cluster

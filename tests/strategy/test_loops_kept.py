@@ -42,19 +42,19 @@ def by_loops(strategy, dataset):
 
 
 def by_steps(strategy, dataset):
-    found = [[] for _ in range(strategy.num_replicas_in_sync)]
+    actual = [[] for _ in range(strategy.num_replicas_in_sync)]
     for step in strategy.distribute_dataset(afresh(dataset)):
-        for each, value in zip(found, strategy.local_results(step), strict=True):
-            each.append(as_lists(value))
-    return list(map(repr, found))
+        for result, value in zip(actual, strategy.local_results(step), strict=True):
+            result.append(as_lists(value))
+    return list(map(repr, actual))
 
 
 def persisted(client, collection):
     """Persist a dataset, and return it once it is computed or has failed."""
-    found = client.persist(collection)
-    for future in client.futures_of(found):
+    actual = client.persist(collection)
+    for future in client.futures_of(actual):
         future.exception()
-    return found
+    return actual
 
 
 MADE = {
@@ -121,7 +121,7 @@ def test_kept_data_serves_several_iterators_and_passes(on_cluster):
 def test_data_is_sent_from_worker_to_worker(client, on_cluster):
     def sent_there(dask_worker):
         # The log has a limited length and forgets the oldest transfers, so compare sets of them and not their numbers.
-        return {(each["start"], each["who"]) for each in dask_worker.transfer_outgoing_log if each["keys"]}
+        return {(value["start"], value["who"]) for value in dask_worker.transfer_outgoing_log if value["keys"]}
 
     def num_transitions(dask_scheduler):
         return dask_scheduler.transition_counter
@@ -138,8 +138,8 @@ def test_data_is_sent_from_worker_to_worker(client, on_cluster):
     list(map(float, on_cluster.local_results(on_cluster.run(total, args=(distributed,)))))
     before = client.run(sent_there)
     first = client.run_on_scheduler(num_transitions)
-    found = on_cluster.local_results(on_cluster.run(total, args=(distributed,)))
-    assert list(map(float, found)) == [2**15, 2**15]
+    actual = on_cluster.local_results(on_cluster.run(total, args=(distributed,)))
+    assert list(map(float, actual)) == [2**15, 2**15]
     after = client.run(sent_there)
     sent = {worker: Counter(who for _, who in after[worker] - before[worker]) for worker in after}
     one, other = on_cluster.workers
@@ -153,10 +153,12 @@ def test_functions_can_use_persisted_data_of_their_closure(client, on_cluster):
     kept = client.persist(da.arange(40, chunks=7))
     dataset = daskdist.Dataset.range(3).flat_map(lambda _: daskdist.Dataset.from_dask(kept)).batch(8)
     distributed = on_cluster.distribute_dataset(dataset)
-    found = on_cluster.local_results(on_cluster.run(lambda it: [int(x.sum()) for x in it], args=(distributed,)))
+    actual = on_cluster.local_results(on_cluster.run(lambda it: [int(x.sum()) for x in it], args=(distributed,)))
     expected = [on_cluster.local_results(on_cluster.run(np.sum, args=(batch,))) for batch in distributed]
-    assert [tuple(map(int, each)) for each in zip(*found, strict=True)] == [tuple(map(int, each)) for each in expected]
-    assert sum(map(sum, found)) == 3 * sum(range(40))
+    assert [tuple(map(int, item)) for item in zip(*actual, strict=True)] == [
+        tuple(map(int, value)) for value in expected
+    ]
+    assert sum(map(sum, actual)) == 3 * sum(range(40))
 
 
 class LookedAtSlowly(MaterializedLayer):
@@ -183,8 +185,8 @@ def test_a_function_has_it_from_around_it_while_the_scheduler_looks_at_its_graph
     kept = client.persist(da.Array(graph, made.name, made.chunks, made.dtype))
     dataset = daskdist.Dataset.range(2).flat_map(lambda _: daskdist.Dataset.from_dask(kept)).batch(8)
     distributed = on_cluster.distribute_dataset(dataset)
-    found = on_cluster.local_results(on_cluster.run(lambda it: sum(int(x.sum()) for x in it), args=(distributed,)))
-    assert sum(map(int, found)) == 2 * sum(range(40))
+    actual = on_cluster.local_results(on_cluster.run(lambda it: sum(int(x.sum()) for x in it), args=(distributed,)))
+    assert sum(map(int, actual)) == 2 * sum(range(40))
 
 
 def test_data_read_on_workers_is_read_only(on_cluster):

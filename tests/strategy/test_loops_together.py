@@ -52,10 +52,10 @@ def batches(strategy, num_steps):
 @pytest.mark.cluster
 def test_in_a_captured_function(on_cluster):
     def total(it, start):
-        found = start
+        actual = start
         for x in it:
-            found += daskdist.get_replica_context().all_reduce("SUM", int(x.sum()))
-        return found
+            actual += daskdist.get_replica_context().all_reduce("SUM", int(x.sum()))
+        return actual
 
     @daskdist.function
     def twice(distributed):
@@ -73,15 +73,15 @@ def test_in_a_captured_function(on_cluster):
 
 def test_a_replica_that_leaves_early_does_not_block_others(strategy):
     def loop(it):
-        found = []
+        actual = []
         for x in it:
-            found.append(int(x.sum()))
-            if own_number() == 0 and len(found) == 2:
+            actual.append(int(x.sum()))
+            if own_number() == 0 and len(actual) == 2:
                 break
-        return len(found)
+        return len(actual)
 
-    found = strategy.local_results(strategy.run(loop, args=(batches(strategy, 40),)))
-    assert list(map(int, found)) == [2] + [40] * (strategy.num_replicas_in_sync - 1)
+    actual = strategy.local_results(strategy.run(loop, args=(batches(strategy, 40),)))
+    assert list(map(int, actual)) == [2] + [40] * (strategy.num_replicas_in_sync - 1)
 
 
 def test_collectives_name_the_replica_that_left_early(strategy):
@@ -99,8 +99,8 @@ def test_collectives_name_the_replica_that_left_early(strategy):
         strategy.local_results(strategy.run(loop, args=(batches(strategy, 40),)))
     assert time.monotonic() - begin < 25
     # The strategy can be used afterwards.
-    found = strategy.local_results(strategy.run(sum_of_all, args=(batches(strategy, 2),)))
-    assert len(set(map(int, found))) == 1
+    actual = strategy.local_results(strategy.run(sum_of_all, args=(batches(strategy, 2),)))
+    assert len(set(map(int, actual))) == 1
 
 
 def sum_of_all(it):
@@ -160,9 +160,9 @@ def reduced(x, folder):
 
 def words_told(folder, number):
     end = time.monotonic() + 15
-    while not (told := folder / f"told {number}").exists() and time.monotonic() < end:
+    while not (report := folder / f"told {number}").exists() and time.monotonic() < end:
         time.sleep(0.02)
-    return told.read_text()
+    return report.read_text()
 
 
 @pytest.mark.cluster
@@ -218,11 +218,11 @@ def test_skipped_elements_are_counted_as_in_steps(strategy, name):
     expected = [sum(int(np.sum(step[number])) for step in steps) for number in range(size)]
 
     def loop(it):
-        found = [x.sum() for x in it]
-        return np.array([len(found), sum(found)])
+        actual = [x.sum() for x in it]
+        return np.array([len(actual), sum(actual)])
 
-    found = strategy.local_results(strategy.run(loop, args=(distributed(),)))
-    assert [np.asarray(each).tolist() for each in found] == [[len(steps), each] for each in expected]
+    actual = strategy.local_results(strategy.run(loop, args=(distributed(),)))
+    assert [np.asarray(result).tolist() for result in actual] == [[len(steps), value] for value in expected]
     assert 0 < len(steps) < 12
 
 
@@ -263,12 +263,12 @@ def test_a_worker_lost_in_a_loop():
             return 0
 
         def together(it):
-            found = 0
+            actual = 0
             for number, x in enumerate(it):
-                found += daskdist.get_replica_context().all_reduce("SUM", float(x.sum()))
+                actual += daskdist.get_replica_context().all_reduce("SUM", float(x.sum()))
                 if own_number() == 1 and number == 3:
                     os.kill(os.getpid(), signal.SIGKILL)
-            return found
+            return actual
 
         for loop in (apart, together):
             strategy = daskdist.MultiWorkerMirroredStrategy(client)

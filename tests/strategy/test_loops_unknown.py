@@ -36,23 +36,23 @@ def as_lists(x):
 
 
 def passes_of(it, num_passes, is_together):
-    found = []
+    actual = []
     for _ in range(num_passes):
-        found.append([])
+        actual.append([])
         for x in it:
-            found[-1].append(as_lists(x))
+            actual[-1].append(as_lists(x))
             if is_together:
                 daskdist.get_replica_context().all_reduce("SUM", len(x))
-    return repr(found)
+    return repr(actual)
 
 
 def by_steps(strategy, distributed, num_passes):
-    found = [[] for _ in range(strategy.num_replicas_in_sync)]
+    actual = [[] for _ in range(strategy.num_replicas_in_sync)]
     for _ in range(num_passes):
         steps = [strategy.local_results(step) for step in distributed]
-        for number, each in enumerate(found):
-            each.append([as_lists(step[number]) for step in steps])
-    return list(map(repr, found))
+        for number, result in enumerate(actual):
+            result.append([as_lists(step[number]) for step in steps])
+    return list(map(repr, actual))
 
 
 MADE = {
@@ -84,8 +84,8 @@ def test_as_step_by_step(start_cluster, name, mode, is_together):
 
         num_passes = 2 if name in ("uneven", "without rows") else 1
         expected = by_steps(strategy, distributed(), num_passes)
-        found = strategy.run(passes_of, args=(distributed(), num_passes, is_together))
-        assert list(map(str, strategy.local_results(found))) == expected
+        actual = strategy.run(passes_of, args=(distributed(), num_passes, is_together))
+        assert list(map(str, strategy.local_results(actual))) == expected
 
 
 def test_a_replica_that_leaves_its_loop_is_not_waited_for(on_cluster):

@@ -121,6 +121,6 @@ def test_a_wait_for_paused_workers_says_so(own_client):
             next(batches)
         batch = next(iter(strategy.distribute_dataset(Dataset.range(2).map(lambda x: x + 0).batch(2))))
         result = strategy.run(np.sum, args=(batch,))
-        eventually(lambda: all("(this worker is paused" in each for each in own_client.run(messages).values()))
+        eventually(lambda: all("(this worker is paused" in value for value in own_client.run(messages).values()))
         own_client.run(resume)
         assert strategy.local_results(result) == (0, 1)

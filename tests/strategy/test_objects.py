@@ -104,7 +104,7 @@ def test_objects_assigned_per_replica_belong_to_that_replica(strategy):
     given = [Counter(10 * k) for k in range(size)]
     made.assign(PerReplica(given))
     assert strategy.local_results(strategy.run(added(made))) == tuple(10 * k + k + 1 for k in range(size))
-    assert [each.number for each in given] == [10 * k for k in range(size)]
+    assert [value.number for value in given] == [10 * k for k in range(size)]
 
 
 def test_each_replica_gets_its_copy_of_a_functions_result(strategy):
@@ -127,7 +127,7 @@ def test_values_read_by_the_program_stay_unchanged(on_cluster):
     made = variable(on_cluster, Counter)
     before = made.read_value(), made.values, made.assign(Counter(3))
     on_cluster.local_results(on_cluster.run(added(made)))
-    assert [[each.number for each in on_cluster.local_results(value)] for value in before] == [[0, 0], [0, 0], [3, 3]]
+    assert [[item.number for item in on_cluster.local_results(value)] for value in before] == [[0, 0], [0, 0], [3, 3]]
 
 
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
@@ -163,9 +163,9 @@ def test_an_object_that_cannot_be_copied_is_an_error():
     with pytest.raises(
         errors.ArgumentError, match=r"thing.assign: each replica needs a copy, and generator cannot be copied.*"
     ):
-        made.assign(each for each in ())
+        made.assign(value for value in ())
     own = variable(strategy, Counter, synchronization="ON_READ")
-    strategy.run(lambda: own.assign(each for each in (number(), 7)))
+    strategy.run(lambda: own.assign(item for item in (number(), 7)))
     assert strategy.local_results(strategy.run(lambda: next(own.read_value()))) == (0, 1)
 
 
@@ -177,11 +177,11 @@ def test_the_first_replicas_object_is_copied_to_all(strategy):
     made = variable(strategy, Counter, aggregation="ONLY_FIRST_REPLICA")
 
     def step():
-        found = made.assign(Counter(number() + 7))
-        return found is made.read_value()
+        actual = made.assign(Counter(number() + 7))
+        return actual is made.read_value()
 
     assert strategy.local_results(strategy.run(step)) == (True,) * size
-    assert [each.number for each in strategy.local_results(made)] == [7] * size
+    assert [value.number for value in strategy.local_results(made)] == [7] * size
     assert strategy.local_results(strategy.run(added(made))) == tuple(7 + k + 1 for k in range(size))
 
 
@@ -190,19 +190,19 @@ def test_without_aggregation_objects_are_the_same(strategy):
     # Each replica has a separate object, with its text in another order.
     strategy.run(lambda: made.assign(Counter(3, "abc" if number() else "cba")))
     size = strategy.num_replicas_in_sync
-    assert [(each.number, each.names) for each in strategy.local_results(made)] == [(3, {"a", "b", "c"})] * size
+    assert [(part.number, part.names) for part in strategy.local_results(made)] == [(3, {"a", "b", "c"})] * size
     if size == 1:
         return
     with pytest.raises(errors.CollectiveError, match=r"thing.assign: replica \d gives another value than replica 0;.*"):
         strategy.local_results(strategy.run(lambda: made.assign(Counter(number()))))
-    assert [each.number for each in strategy.local_results(made)] == [3] * size
+    assert [item.number for item in strategy.local_results(made)] == [3] * size
 
 
 def test_without_aggregation_objects_are_the_same_by_their_states():
     strategy = mirrored(2)
     made = variable(strategy, lambda: Model([0.0]), name="model")
     strategy.run(lambda: made.assign(Model(np.ones(2))))
-    assert [each.weights.tolist() for each in strategy.local_results(made)] == [[1, 1]] * 2
+    assert [item.weights.tolist() for item in strategy.local_results(made)] == [[1, 1]] * 2
     with pytest.raises(errors.CollectiveError, match=r"model.assign: replica 1 gives another value than replica 0"):
         strategy.run(lambda: made.assign(Model(np.full(2, float(number())))))
     lock = variable(strategy, threading.Lock, name="lock")
@@ -240,15 +240,15 @@ def test_different_values_are_an_error(one, other):
 def test_functions_that_are_made_alike_are_the_same(strategy):
     made = variable(strategy, Counter)
     strategy.run(lambda: made.assign([adding(2), calling_itself(1), lambda: list("ab"), {1: 2}.get, len]))
-    for each in strategy.local_results(strategy.run(lambda: made.read_value()[0](1))):
-        assert each == 3
+    for value in strategy.local_results(strategy.run(lambda: made.read_value()[0](1))):
+        assert value == 3
 
 
 def test_objects_of_on_read_variables_differ(strategy):
     made = variable(strategy, Counter, synchronization="ON_READ")
     strategy.run(lambda: made.assign(Counter(number())))
     size = strategy.num_replicas_in_sync
-    assert [each.number for each in strategy.local_results(made)] == list(range(size))
+    assert [value.number for value in strategy.local_results(made)] == list(range(size))
 
 
 @pytest.mark.parametrize(
@@ -270,15 +270,15 @@ def test_nests_of_arrays_of_a_framework_are_added_up(strategy, aggregation, expe
         one = xp.ones(2, dtype=xp.float32) * float(number() + 1)
         given = {"w": one, "b": [xp.asarray(float(number() + 1))]}
         made.assign(given)
-        found = made.assign_add(given)
-        return [type(found["w"]).__name__, str(found["w"].dtype), *map(float, found["w"]), float(found["b"][0])]
+        actual = made.assign_add(given)
+        return [type(actual["w"]).__name__, str(actual["w"].dtype), *map(float, actual["w"]), float(actual["b"][0])]
 
     size = strategy.num_replicas_in_sync
     total = 2 * (expected(size) if size > 1 else 1.0)
     kind = ["Array", "array_api_strict.float32"]
     assert strategy.local_results(strategy.run(step)) == ([*kind, total, total, total],) * size
-    found = strategy.local_results(made.assign_sub(make()))
-    assert [float(each["b"][0]) for each in found] == [total] * size
+    actual = strategy.local_results(made.assign_sub(make()))
+    assert [float(result["b"][0]) for result in actual] == [total] * size
     with pytest.raises(errors.ArgumentError, match="differ in structure or shape"):
         strategy.local_results(made.assign_add({"w": 1.0}))
 
@@ -293,8 +293,8 @@ def test_each_replica_can_make_arrays_of_a_framework_of_another_shape(strategy):
 
     made = variable(strategy, make)
     size = strategy.num_replicas_in_sync
-    found = strategy.run(lambda: made.read_value().shape[0])
-    assert [int(each) for each in strategy.local_results(found)] == [k + 1 for k in range(size)]
+    actual = strategy.run(lambda: made.read_value().shape[0])
+    assert [int(value) for value in strategy.local_results(actual)] == [k + 1 for k in range(size)]
 
 
 def test_objects_that_cannot_be_added_are_an_error():
@@ -318,7 +318,7 @@ def test_objects_that_cannot_be_added_are_an_error():
         errors.ArgumentError, match=r"mean.assign: aggregation MEAN of int64 results in float64; give arrays of"
     ):
         strategy.run(lambda: mean.assign([strict.asarray([number()])]))
-    assert [float(each[0][0]) for each in strategy.local_results(mean)] == [1, 1]
+    assert [float(item[0][0]) for item in strategy.local_results(mean)] == [1, 1]
 
 
 # --- arrays of frameworks as the value ---
@@ -330,8 +330,8 @@ def test_arrays_of_a_framework_are_taken_as_numpys(strategy):
     assert made.numpy()["w"].dtype == np.float32
     made.assign({"w": strict.full(2, 3.0, dtype=strict.float32), "b": strict.asarray(2.0)})
     made.assign_add({"w": strict.ones(2, dtype=strict.float32), "b": 0.0})
-    found = strategy.local_results(strategy.run(lambda: (type(made.read_value()["w"]).__name__, made.read_value())))
-    assert [(kind, each["w"].tolist(), float(each["b"])) for kind, each in found] == (
+    actual = strategy.local_results(strategy.run(lambda: (type(made.read_value()["w"]).__name__, made.read_value())))
+    assert [(kind, item["w"].tolist(), float(item["b"])) for kind, item in actual] == (
         [("ndarray", [4, 4], 2)] * strategy.num_replicas_in_sync
     )
     with pytest.raises(errors.ArgumentError, match="the value is Counter; give an array or a number"):

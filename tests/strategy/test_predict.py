@@ -36,8 +36,8 @@ def test_predictions_are_in_the_order_of_the_rows(strategy, parquet_files):
     files = daskdist.read_parquet(parquet_files(5, 10)).batch(7)
     column = files.columns[0]
     expected = [row for batch in files for row in np.asarray(batch[column]).tolist()]
-    found = strategy.predict(lambda batch: batch[column], files)
-    assert [row.tolist() for row in found] == expected
+    actual = strategy.predict(lambda batch: batch[column], files)
+    assert [row.tolist() for row in actual] == expected
 
 
 @settings(max_examples=30, deadline=None)
@@ -95,8 +95,8 @@ def test_weights_that_are_variables(strategy):
         factor = daskdist.Variable(np.float64(3))
     predictions = strategy.predict(lambda batch: batch * factor.numpy(), Dataset.range(5).batch(2))
     given_weights = strategy.predict(lambda batch, factor: batch * factor, Dataset.range(5).batch(2), args=(factor,))
-    for found in (predictions, given_weights):
-        assert [float(x) for x in found] == [0, 3, 6, 9, 12]
+    for actual in (predictions, given_weights):
+        assert [float(x) for x in actual] == [0, 3, 6, 9, 12]
     # Each pass uses the weights at the time of that pass.
     factor.assign(np.float64(2))
     assert [float(x) for x in given_weights] == [0, 2, 4, 6, 8]

@@ -141,7 +141,7 @@ def ended(name, folder):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_prints_only_its_own_output_at_its_end(name, tmp_path):
     _, code, last = PROGRAMS[name]
-    found, printed = ended(name, tmp_path)
+    actual, printed = ended(name, tmp_path)
     if (pids := tmp_path / "pids").exists():
         eventually(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids.read_text().split()))
     printed = without_closing(printed)
@@ -153,4 +153,4 @@ def test_a_program_prints_only_its_own_output_at_its_end(name, tmp_path):
         assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", last), printed
         assert printed.count("Traceback") == 1, printed
         assert "distributed." not in printed.replace("site-packages/distributed", ""), printed
-    assert found == code
+    assert actual == code

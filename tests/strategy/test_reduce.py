@@ -39,11 +39,11 @@ def arrays(*values, dtype=None):
 def together(op, values, axis):
     """Reduce by NumPy the rows of all replicas together, or all values if the rows are kept."""
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    axes = tuple(each % values[0].ndim for each in axes)
+    axes = tuple(value % values[0].ndim for value in axes)
     with np.errstate(all="ignore"):
         if 0 in axes:
             return NUMPY[op](np.concatenate(values), axis=axes)
-        return NUMPY[op](np.stack(values), axis=(0, *(each + 1 for each in axes)))
+        return NUMPY[op](np.stack(values), axis=(0, *(ax + 1 for ax in axes)))
 
 
 @st.composite
@@ -59,10 +59,10 @@ def cases(draw):
     several = st.lists(st.integers(0, ndim - 1), min_size=1, max_size=ndim, unique=True)
     axes = draw(st.one_of(st.none(), st.integers(-ndim, ndim - 1), several.map(tuple)))
     if isinstance(axes, tuple) and draw(st.booleans()):
-        axes = tuple(each - ndim for each in axes)
+        axes = tuple(ax - ndim for ax in axes)
     along = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
     num_replicas = draw(st.integers(1, 5))
-    if 0 in {each % ndim for each in along}:
+    if 0 in {value % ndim for value in along}:
         rows = draw(st.lists(st.integers(0, 4), min_size=num_replicas, max_size=num_replicas))
     else:
         rows = [draw(st.integers(0, 4))] * num_replicas
@@ -87,10 +87,10 @@ def test_the_result_equals_numpys_for_all_rows(case):
         with pytest.raises(errors.ArgumentError, match=rf"no replica has a row.*{op} of no rows"):
             mirrored(len(values)).reduce(op, PerReplica(values), axis=axis)
         return
-    found = mirrored(len(values)).reduce(op, PerReplica(values), axis=axis)
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == expected.dtype
-    assert isinstance(found, np.ndarray) == isinstance(expected, np.ndarray)
+    actual = mirrored(len(values)).reduce(op, PerReplica(values), axis=axis)
+    np.testing.assert_array_equal(actual, expected)
+    assert actual.dtype == expected.dtype
+    assert isinstance(actual, np.ndarray) == isinstance(expected, np.ndarray)
     if isinstance(axis, tuple):
         np.testing.assert_array_equal(mirrored(len(values)).reduce(op, PerReplica(values), axis=list(axis)), expected)
 
@@ -102,8 +102,8 @@ def test_functions_go_along_rows_too(case):
     if values[0].dtype.kind == "b" or (axis is not None and not sum(map(np.size, values))):
         return
     strategy, value = mirrored(len(values)), PerReplica(values)
-    expected = together("SUM", [each.astype(np.complex128) for each in values], axis)
-    wide = PerReplica([each.astype(np.complex128) for each in values])
+    expected = together("SUM", [part.astype(np.complex128) for part in values], axis)
+    wide = PerReplica([item.astype(np.complex128) for item in values])
     np.testing.assert_array_equal(strategy.reduce(operator.add, wide, axis=axis), expected)
     np.testing.assert_array_equal(strategy.reduce(np.maximum, value, axis=axis), strategy.reduce("MAX", value, axis))
     np.testing.assert_array_equal(strategy.reduce(np.add, value, axis=axis), strategy.reduce("SUM", value, axis))
@@ -159,9 +159,9 @@ TABLE = [
 
 @pytest.mark.parametrize(("value", "op", "axis", "expected"), TABLE)
 def test_every_operation(strategy, value, op, axis, expected):
-    found = np.asarray(strategy.reduce(op, value, axis=axis))
-    np.testing.assert_array_equal(found, expected)
-    assert found.shape == np.shape(expected)
+    actual = np.asarray(strategy.reduce(op, value, axis=axis))
+    np.testing.assert_array_equal(actual, expected)
+    assert actual.shape == np.shape(expected)
 
 
 def test_a_function_need_not_be_commutative(strategy):
@@ -206,9 +206,9 @@ def joined(a, b):
     ids=["str", "bytes", "tables of different lengths"],
 )
 def test_a_function_gets_values_that_are_not_arrays_unchanged(strategy, op, values, expected):
-    (found,) = strategy.local_results(strategy.reduce(op, PerReplica(values), axis=None))
-    assert type(found) is type(expected)
-    assert found.equals(expected) if isinstance(expected, pd.DataFrame) else found == expected
+    (actual,) = strategy.local_results(strategy.reduce(op, PerReplica(values), axis=None))
+    assert type(actual) is type(expected)
+    assert actual.equals(expected) if isinstance(expected, pd.DataFrame) else actual == expected
 
 
 def test_rows_of_different_lengths(strategy):
@@ -224,10 +224,10 @@ def test_rows_of_different_lengths(strategy):
 @pytest.mark.parametrize("op", [np.logical_and, np.logaddexp, np.hypot], ids=id_of)
 def test_one_replica_gives_the_dtype_of_several(op):
     value = np.array([3, -4, 0])
-    found = mirrored(1).reduce(op, value, axis=None)
+    actual = mirrored(1).reduce(op, value, axis=None)
     expected = op.reduce(value[None], axis=0)
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == expected.dtype == mirrored(2).reduce(op, PerReplica([value] * 2), axis=None).dtype
+    np.testing.assert_array_equal(actual, expected)
+    assert actual.dtype == expected.dtype == mirrored(2).reduce(op, PerReplica([value] * 2), axis=None).dtype
 
 
 # --- weights ---
@@ -296,9 +296,9 @@ def test_means_weighted_by_rows_are_the_mean_of_all_rows(strategy):
 
     sums = []
     for batch in batches:
-        found = strategy.run(evaluate, args=(batch,))
-        num_rows = strategy.reduce("SUM", found["num_rows"], axis=None)
-        sums.append((strategy.reduce("MEAN", found["mean"], axis=None, weights=found["num_rows"]), num_rows))
+        actual = strategy.run(evaluate, args=(batch,))
+        num_rows = strategy.reduce("SUM", actual["num_rows"], axis=None)
+        sums.append((strategy.reduce("MEAN", actual["mean"], axis=None, weights=actual["num_rows"]), num_rows))
     assert sum(int(num_rows) for _, num_rows in sums) == 997
     total = sum(float(mean) * int(num_rows) for mean, num_rows in sums)
     np.testing.assert_allclose(total / 997, rows.mean(), rtol=1e-14)
@@ -318,12 +318,12 @@ def test_weighted_reductions_give_the_same_bits_everywhere(on_cluster):
 
 def test_a_value_without_weight_is_left_out_whatever_it_is(strategy):
     for nothing in (np.nan, np.inf):
-        found = strategy.reduce("MEAN", arrays(nothing, 3.0), axis=None, weights=arrays(0, 2))
-        assert float(found) == 3
+        actual = strategy.reduce("MEAN", arrays(nothing, 3.0), axis=None, weights=arrays(0, 2))
+        assert float(actual) == 3
         assert float(strategy.reduce("SUM", arrays(nothing, 3.0), axis=None, weights=arrays(0, 2))) == 6
     nest = {"loss": arrays(1.0, 4.0), "hits": arrays(2, 5)}
-    found = strategy.reduce("MEAN", nest, axis=None, weights=arrays(1, 2))
-    assert {name: float(value) for name, value in found.items()} == {"loss": 3, "hits": 4}
+    actual = strategy.reduce("MEAN", nest, axis=None, weights=arrays(1, 2))
+    assert {name: float(value) for name, value in actual.items()} == {"loss": 3, "hits": 4}
 
 
 def test_one_replica_is_weighted_by_a_plain_number():
@@ -401,8 +401,8 @@ VARIANCE = Reduction(_moments, _add_moments, _variance, identity=(0, 0, 0))
 def test_a_custom_reduction_of_rows(strategy):
     rows = np.arange(12.0).reshape(6, 2)
     for pieces in ([rows[:4], rows[4:]], [rows[:0], rows], [rows, rows[:0]]):
-        found = strategy.reduce(VARIANCE, PerReplica(pieces), axis=0)
-        np.testing.assert_allclose(found, rows.var(axis=0))
+        actual = strategy.reduce(VARIANCE, PerReplica(pieces), axis=0)
+        np.testing.assert_allclose(actual, rows.var(axis=0))
 
 
 def test_a_custom_reduction_of_no_rows(strategy):
@@ -445,8 +445,8 @@ def test_rounding_errors_do_not_grow_with_the_number_of_rows():
     strategy = mirrored(2)
     eps = np.finfo(np.float32).eps
     for pieces in ([rows[:500_000], rows[500_000:]], [rows[:7], rows[7:]]):
-        found = strategy.reduce("SUM", PerReplica(pieces), axis=0)
-        assert np.max(np.abs(found - exact) / exact) < 8 * eps
+        actual = strategy.reduce("SUM", PerReplica(pieces), axis=0)
+        assert np.max(np.abs(actual - exact) / exact) < 8 * eps
         mean = strategy.reduce("MEAN", PerReplica(pieces), axis=0)
         assert np.max(np.abs(mean * 1e6 - exact) / exact) < 8 * eps
     # Check that the test can fail: NumPy's own sum, which adds row by row, has a far larger error.
@@ -463,10 +463,10 @@ def test_the_error_along_several_axes(shape, axis, dtype):
     exact = rows.astype(np.complex128).sum(axis=axis)
     for laid in (rows, np.asfortranarray(rows), np.repeat(rows, 2, axis=-1)[..., ::2], rows.swapaxes(0, 1).copy("K")):
         each = laid if laid.shape == shape else laid.swapaxes(0, 1)
-        found = reduce_rows(np.add, each, axis)
-        assert found.dtype == dtype
-        assert found.shape == exact.shape
-        assert np.max(np.abs(found - exact) / np.abs(exact)) < 12 * np.finfo(np.float32).eps
+        actual = reduce_rows(np.add, each, axis)
+        assert actual.dtype == dtype
+        assert actual.shape == exact.shape
+        assert np.max(np.abs(actual - exact) / np.abs(exact)) < 12 * np.finfo(np.float32).eps
 
 
 def test_where_an_array_lies_makes_no_difference_to_the_bits():
@@ -489,10 +489,10 @@ def test_logaddexp_of_many_rows():
 def test_the_same_values_give_the_same_bits(strategy, op):
     rng = np.random.default_rng(1)
     pieces = PerReplica([rng.normal(1, 0.01, (n, 3)).astype(np.float32) for n in (700, 431)])
-    found = {np.asarray(strategy.reduce(op, pieces, axis=0)).tobytes() for _ in range(4)}
+    actual = {np.asarray(strategy.reduce(op, pieces, axis=0)).tobytes() for _ in range(4)}
     made_there = strategy.run(np.copy, args=(pieces,))
-    found.add(np.asarray(strategy.reduce(op, made_there, axis=0)).tobytes())
-    assert found == {np.asarray(mirrored(2).reduce(op, pieces, axis=0)).tobytes()}
+    actual.add(np.asarray(strategy.reduce(op, made_there, axis=0)).tobytes())
+    assert actual == {np.asarray(mirrored(2).reduce(op, pieces, axis=0)).tobytes()}
 
 
 def askew(array):
@@ -503,13 +503,13 @@ def askew(array):
 def test_where_an_array_begins_makes_no_difference_to_the_bits(strategy):
     arrays_there = [np.random.default_rng(seed).random((200, 100), dtype=np.float32) for seed in range(12)]
     # Check that the test can fail: NumPy's own sum depends on where the array begins.
-    assert any(askew(each).sum().tobytes() != each.sum().tobytes() for each in arrays_there)
+    assert any(askew(value).sum().tobytes() != value.sum().tobytes() for value in arrays_there)
     totals = Reduction(lambda x, axis: np.sum(x, axis=axis), np.add)
     for op in ("SUM", "MEAN", totals):
-        for each in arrays_there:
-            expected = mirrored(2).reduce(op, PerReplica([each, each[:1]]), axis=(0, 1))
-            found = strategy.reduce(op, PerReplica([askew(each), each[:1]]), axis=(0, 1))
-            assert np.asarray(found).tobytes() == expected.tobytes()
+        for item in arrays_there:
+            expected = mirrored(2).reduce(op, PerReplica([item, item[:1]]), axis=(0, 1))
+            actual = strategy.reduce(op, PerReplica([askew(item), item[:1]]), axis=(0, 1))
+            assert np.asarray(actual).tobytes() == expected.tobytes()
 
 
 # --- the tree ---
@@ -606,10 +606,10 @@ def test_depth_and_bytes_on_a_cluster(start_cluster, axis, split_every):
 def test_a_nest_is_one_tree(on_cluster):
     nest = {"a": arrays([1, 2], [3]), "b": [arrays([1.0], [2.0]), arrays([5], [6])]}
     with messages_sent(on_cluster) as messages:
-        found = on_cluster.reduce("SUM", nest, axis=0)
+        actual = on_cluster.reduce("SUM", nest, axis=0)
     # There is one call for each worker's own values, and one that combines both.
     assert len(of_kind(messages, "call")) == 3
-    assert (int(found["a"]), float(found["b"][0]), int(found["b"][1])) == (6, 3, 11)
+    assert (int(actual["a"]), float(actual["b"][0]), int(actual["b"][1])) == (6, 3, 11)
 
 
 @pytest.mark.cluster

@@ -48,24 +48,24 @@ def test_a_result_that_goes_into_the_next_step_is_computed_by_each_worker(on_clu
     before = trained(on_cluster, 2)
     with messages_sent(on_cluster) as sent:
         weights = trained(on_cluster, 5)
-        found = np.asarray(weights)
+        actual = np.asarray(weights)
     del before
     assert places_of_calls(sent) == [0, 1] * 5
     # Each worker sends its part to the other, and none sends the result.
     assert len(of_kind(sent, "push")) == 2 * 5
     assert {message[3] for message in of_kind(sent, "push")} == {0, 1}
-    np.testing.assert_array_equal(found, trained_here(5))
+    np.testing.assert_array_equal(actual, trained_here(5))
     # On both workers it has the same bits.
-    for each in on_cluster.local_results(on_cluster.run(np.copy, args=(weights,))):
-        np.testing.assert_array_equal(each, found)
+    for value in on_cluster.local_results(on_cluster.run(np.copy, args=(weights,))):
+        np.testing.assert_array_equal(value, actual)
 
 
 def test_a_fetched_result_is_sent_from_here_to_the_workers(on_cluster):
     trained(on_cluster, 3)
     with messages_sent(on_cluster) as sent:
-        found = np.asarray(trained(on_cluster, 5, looks=True))
+        actual = np.asarray(trained(on_cluster, 5, looks=True))
     assert places_of_calls(sent)[-3:] == [0] * 3
-    np.testing.assert_array_equal(found, trained_here(5))
+    np.testing.assert_array_equal(actual, trained_here(5))
 
 
 def test_results_that_no_other_worker_needs_are_computed_once_again(on_cluster):
@@ -118,5 +118,5 @@ def test_a_result_outlives_the_worker_that_would_send_it():
         np.testing.assert_array_equal(np.asarray(weights), trained_here(4))
         with pytest.raises((daskdist.errors.ClusterError, daskdist.errors.CollectiveError), match=f"lost {root}"):
             strategy.local_results(strategy.run(np.copy, args=(weights,)))
-        (found,) = strategy.local_results(strategy.run(np.copy, args=(weights,)))
-        np.testing.assert_array_equal(found, trained_here(4))
+        (actual,) = strategy.local_results(strategy.run(np.copy, args=(weights,)))
+        np.testing.assert_array_equal(actual, trained_here(4))

@@ -149,15 +149,15 @@ def test_other_replicas_continue_with_every_row_once(files, policy, before, afte
         steps, states, _ = steps_and_states(strategy, dataset)
         # States at every step are tried with the same replicas.
         for number in sorted({0, 1, len(steps) // 2, len(steps) - 1, len(steps)}):
-            found, expected = rows_of(continued(other, dataset, states[number])), rows_of(steps[number:])
+            actual, expected = rows_of(continued(other, dataset, states[number])), rows_of(steps[number:])
             if name == "drop_remainder":
                 # The remaining rows need not form complete batches if they are cut in another way.
-                assert set(found) <= set(expected)
-                assert len(expected) - len(found) < 6
+                assert set(actual) <= set(expected)
+                assert len(expected) - len(actual) < 6
             elif policy == "data" or len(before) == 1:
-                assert found == expected, f"{name}: continued from {number}"
+                assert actual == expected, f"{name}: continued from {number}"
             else:
-                assert sorted(found) == sorted(expected), f"{name}: continued from {number}"
+                assert sorted(actual) == sorted(expected), f"{name}: continued from {number}"
 
 
 def test_other_replicas_continue_with_rows_that_do_not_stack():
@@ -165,8 +165,8 @@ def test_other_replicas_continue_with_rows_that_do_not_stack():
         strategy, other, dataset = SimulatedWorkers([2]), SimulatedWorkers([1, 2]), make()
         steps, states, _ = steps_and_states(strategy, dataset)
         for number, state in enumerate(states):
-            found = rows_of(continued(other, dataset, state))
-            assert found == rows_of(steps[number:]), f"{name}: continued from {number}"
+            actual = rows_of(continued(other, dataset, state))
+            assert actual == rows_of(steps[number:]), f"{name}: continued from {number}"
 
 
 def test_another_batch_size_continues_and_the_next_pass_is_divided_as_usual():
@@ -241,8 +241,8 @@ def test_on_a_cluster(on_cluster, files):
         steps, states, _ = steps_and_states(strategy, dataset)
         for number in (0, 2, len(steps)):
             assert continued(strategy, dataset, states[number]) == steps[number:], name
-        found = rows_of(continued(mirrored(3), dataset, states[1]))
-        assert sorted(found) == sorted(rows_of(steps[1:])), name
+        actual = rows_of(continued(mirrored(3), dataset, states[1]))
+        assert sorted(actual) == sorted(rows_of(steps[1:])), name
 
 
 def test_workers_that_share_a_file_need_the_splits_of_the_position(tmp_path):

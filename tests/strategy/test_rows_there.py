@@ -64,8 +64,8 @@ def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):
     monkeypatch.setattr(device_staging, "DeviceStaging", slowly)
     # No other test uses this device.
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(device_staging.staging_of, ["STRICT:7"] * 4))
-    assert len(set(map(id, found))) == 1
+        actual = list(pool.map(device_staging.staging_of, ["STRICT:7"] * 4))
+    assert len(set(map(id, actual))) == 1
 
 
 def test_large_batches_are_copied_one_by_one(monkeypatch):
@@ -137,11 +137,11 @@ def test_kept_copies_are_reported_as_growth():
     arrived = DeviceStaging(StrictDevice(0))
     large = batches(num_rows=2**12, size=4)
     kept = [arrived(large).item(place)[0] for place in range(0, 1024, 64)]
-    found = arrived.stats()
+    actual = arrived.stats()
     assert len(kept) == 16
-    assert found.num_grown >= 5
-    assert found.num_bytes >= 16 * 64 * 48
-    assert not found.is_shrunk
+    assert actual.num_grown >= 5
+    assert actual.num_bytes >= 16 * 64 * 48
+    assert not actual.is_shrunk
 
 
 def test_exhausted_memory_is_reported():
@@ -181,9 +181,9 @@ def test_each_step_equals_that_on_the_host(on_workers, client):
     dataset = Dataset.from_tensor_slices(rows).shuffle(100, seed=3, reshuffle_each_iteration=False).batch(8)
     with MultiWorkerMirroredStrategy(client) as plain:
         expected = [plain.local_results(plain.run(told, args=(step,))) for step in plain.distribute_dataset(dataset)]
-        expected = [tuple(str(each).replace("False", "True") for each in step) for step in expected]
-    found = [on_workers.run(told, args=(step,)) for step in on_workers.distribute_dataset(dataset)]
-    assert [tuple(map(str, on_workers.local_results(step))) for step in found] == expected
+        expected = [tuple(str(value).replace("False", "True") for value in step) for step in expected]
+    actual = [on_workers.run(told, args=(step,)) for step in on_workers.distribute_dataset(dataset)]
+    assert [tuple(map(str, on_workers.local_results(step))) for step in actual] == expected
 
 
 @pytest.mark.cluster
@@ -193,14 +193,14 @@ def test_statistics_of_copies_on_workers(on_workers):
     before = iterator.stats()["device"]
     results = [on_workers.run(told, args=({"x": step},)) for step in iterator]
     on_workers.local_results(results[-1])
-    found = iterator.stats()
-    assert found["num_elements"] == 32
-    found = {name: value - before[name] for name, value in found["device"].items()}
+    actual = iterator.stats()
+    assert actual["num_elements"] == 32
+    actual = {name: value - before[name] for name, value in actual["device"].items()}
     # All rows are copied; pieces may be padded to multiples of 256 bytes.
-    assert rows.nbytes <= found["num_bytes"] <= rows.nbytes + 2 * 256 * 32
-    assert found["copy_s"] > 0
-    assert found["num_stalls"] >= 2
-    assert found["stall_s"] > 0
+    assert rows.nbytes <= actual["num_bytes"] <= rows.nbytes + 2 * 256 * 32
+    assert actual["copy_s"] > 0
+    assert actual["num_stalls"] >= 2
+    assert actual["stall_s"] > 0
     assert iterator.stats()["device"]["gb_per_s"] > 0
 
 
@@ -212,8 +212,8 @@ def test_text_stays_on_the_host(on_workers):
         return repr([type(batch["n"]).__name__, type(batch["w"]).__name__, batch["w"].tolist()])
 
     (step,) = on_workers.distribute_dataset(words.batch(8))
-    found = list(map(str, on_workers.local_results(on_workers.run(kinds, args=(step,)))))
-    assert found == ["['Array', 'ndarray', ['a', 'b', 'c', 'd']]", "['Array', 'ndarray', ['e', 'f', 'g', 'h']]"]
+    actual = list(map(str, on_workers.local_results(on_workers.run(kinds, args=(step,)))))
+    assert actual == ["['Array', 'ndarray', ['a', 'b', 'c', 'd']]", "['Array', 'ndarray', ['e', 'f', 'g', 'h']]"]
 
 
 @pytest.mark.cluster
@@ -222,10 +222,10 @@ def test_steps_in_a_captured_function_give_the_right_total(on_workers):
 
     @daskdist.function
     def total(steps):
-        found = 0.0
+        actual = 0.0
         for step in steps:
             sums = on_workers.run(lambda x: x.__array_namespace__().sum(x), args=(step,))
-            found = found + on_workers.reduce("SUM", sums, axis=None)
-        return found
+            actual = actual + on_workers.reduce("SUM", sums, axis=None)
+        return actual
 
     assert float(total(on_workers.distribute_dataset(dataset))) == sum(range(4000))

@@ -29,9 +29,9 @@ def meet(folder, num_replicas):
     """Return the number of replicas that are inside this function together, without a collective."""
     open(os.path.join(folder, str(number_here())), "w").close()
     deadline = time.monotonic() + TIMEOUT_S
-    while (found := len(os.listdir(folder))) < num_replicas and time.monotonic() < deadline:
+    while (actual := len(os.listdir(folder))) < num_replicas and time.monotonic() < deadline:
         time.sleep(0.005)
-    return found
+    return actual
 
 
 def test_replicas_of_one_process_run_at_the_same_time(tmp_path):
@@ -62,11 +62,11 @@ def test_replicas_run_at_the_same_time_though_threads_are_busy(start_cluster, tm
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:
         other = client.submit(wait_for, str(tmp_path / "over"), pure=False)
         try:
-            found = strategy.local_results(strategy.run(meet, args=(str(tmp_path / "replicas"), 2)))
+            actual = strategy.local_results(strategy.run(meet, args=(str(tmp_path / "replicas"), 2)))
         finally:
             (tmp_path / "over").touch()
             other.result()
-    assert found == (2, 2)
+    assert actual == (2, 2)
 
 
 @pytest.mark.cluster
@@ -75,16 +75,16 @@ def test_steps_under_way_continue_while_replicas_wait_for_one_another(client, tm
         folders = [tmp_path / str(number) for number in range(8)]
         for folder in folders:
             folder.mkdir()
-        found = [strategy.run(meet, args=(str(folder), 4)) for folder in folders]
-        assert [strategy.local_results(each) for each in found] == [(4, 4, 4, 4)] * 8
+        actual = [strategy.run(meet, args=(str(folder), 4)) for folder in folders]
+        assert [strategy.local_results(result) for result in actual] == [(4, 4, 4, 4)] * 8
 
 
 def test_short_calls_take_turns_in_the_thread_of_the_caller():
     strategy = mirrored(2)
     for _ in range(20):
-        found = strategy.run(threading.get_ident)
+        actual = strategy.run(threading.get_ident)
         # On a busy machine a short call may take long, so try several times.
-        if found.values == (threading.get_ident(),) * 2:
+        if actual.values == (threading.get_ident(),) * 2:
             return
     pytest.fail("a thread for each of 20 calls that take no time")
 
@@ -93,10 +93,10 @@ def test_replicas_are_called_in_the_context_of_the_caller(tmp_path):
     name = contextvars.ContextVar("name", default="none")
     token = name.set("of the program")
     try:
-        found = mirrored(3).run(lambda: (meet(str(tmp_path), 3), name.get()))
+        actual = mirrored(3).run(lambda: (meet(str(tmp_path), 3), name.get()))
     finally:
         name.reset(token)
-    assert found[1] == "of the program"
+    assert actual[1] == "of the program"
 
 
 def test_replicas_that_began_separately_learn_who_raised(tmp_path):
@@ -107,14 +107,14 @@ def test_replicas_that_began_separately_learn_who_raised(tmp_path):
         try:
             get_replica_context().all_reduce("SUM", 1.0)
         except CollectiveError as error:
-            told.append(str(error))
+            report.append(str(error))
             raise
 
-    told: list[str] = []
+    report: list[str] = []
     with pytest.raises(ValueError, match="of one"):
         mirrored(3).run(step)
-    assert len(told) == 2
-    assert all("replica 1 raised ValueError: of one" in each for each in told)
+    assert len(report) == 2
+    assert all("replica 1 raised ValueError: of one" in value for value in report)
 
 
 def test_replicas_under_way_learn_of_an_earlier_replicas_error(tmp_path):
@@ -180,16 +180,16 @@ def test_replicas_on_devices_begin_at_once_in_threads_that_are_kept(strict):
     assert len(set(threads)) == 2
     assert threading.current_thread() not in threads
     # Idle threads end; a later call starts others.
-    eventually(lambda: not any(each.is_alive() for each in threads))
+    eventually(lambda: not any(thread.is_alive() for thread in threads))
     assert strategy.run(step).values == (0, 1)
 
 
 def test_no_checks_without_calls():
     mirrored(2).run(number_here)
     deadline = time.monotonic() + TIMEOUT_S
-    while any(each.name == "daskdist watch" for each in threading.enumerate()) and time.monotonic() < deadline:
+    while any(thread.name == "daskdist watch" for thread in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not [each for each in threading.enumerate() if each.name == "daskdist watch"]
+    assert not [value for value in threading.enumerate() if value.name == "daskdist watch"]
     # A later call starts the checks again.
     assert mirrored(2).run(number_here).values == (0, 1)
 
@@ -199,12 +199,12 @@ def test_loops_on_the_replicas_continue_together(tmp_path):
     batches = strategy.distribute_dataset(daskdist.Dataset.range(40).batch(4))
 
     def loop(batches):
-        found = 0
+        actual = 0
         for number, batch in enumerate(batches):
             if number == 3:
                 assert meet(str(tmp_path), 2) == 2
-            found += int(batch.sum())
-        return found
+            actual += int(batch.sum())
+        return actual
 
     first, second = strategy.run(loop, args=(batches,)).values
     assert first + second == sum(range(40))

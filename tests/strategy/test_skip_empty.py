@@ -25,10 +25,10 @@ def test_a_replica_without_rows_is_not_called(strategy):
             raise ValueError("called without rows")
         return {"mean": batch.mean(), "num_rows": len(batch)}
 
-    found = strategy.run(mean, args=(last_batch(strategy),))
-    assert strategy.local_results(found) == ({"mean": 8.0, "num_rows": 1}, {"mean": None, "num_rows": None})
+    actual = strategy.run(mean, args=(last_batch(strategy),))
+    assert strategy.local_results(actual) == ({"mean": 8.0, "num_rows": 1}, {"mean": None, "num_rows": None})
     # A later call that is given these results is skipped on the same replica.
-    later = strategy.run(lambda value, x: value + x, args=(found["mean"], 1))
+    later = strategy.run(lambda value, x: value + x, args=(actual["mean"], 1))
     assert strategy.local_results(later) == (9.0, None)
     with pytest.raises(ValueError, match=r"called without rows"):
         strategy.local_results(strategy.run(mean, args=(last_batch(strategy, Options()),)))
@@ -70,9 +70,9 @@ def test_the_structure_is_learned_from_the_replicas_that_are_called(strategy):
     # Each replica in turn is skipped in the first call of a function.
     values = strategy.run(lambda batch: batch.sum(), args=(last_batch(strategy),)).values
     for present, absent in (values, values[::-1]):
-        found = strategy.run(lambda value: {"a": value, "b": (value, 2)}, args=(PerReplica([present, absent]),))
-        assert sorted(found) == ["a", "b"]
-        assert float(strategy.reduce("SUM", found["b"][0], axis=None)) == 8
+        actual = strategy.run(lambda value: {"a": value, "b": (value, 2)}, args=(PerReplica([present, absent]),))
+        assert sorted(actual) == ["a", "b"]
+        assert float(strategy.reduce("SUM", actual["b"][0], axis=None)) == 8
 
 
 def test_collectives_name_the_skipped_replica(strategy):
@@ -88,14 +88,14 @@ def test_batches_made_by_a_function(strategy):
     assert strategy.local_results(strategy.run(lambda batch: int(batch[0]), args=(value,))) == (9, None)
     mapped = strategy.distribute_dataset(Dataset.range(9).batch(4).map(np.negative).with_options(SKIP))
     *_, value = mapped
-    found = strategy.run(lambda batch: int(batch[0]), args=(value,))
-    assert int(strategy.reduce("SUM", found, axis=None)) == -8
+    actual = strategy.run(lambda batch: int(batch[0]), args=(value,))
+    assert int(strategy.reduce("SUM", actual, axis=None)) == -8
 
 
 def test_loops_on_replicas_get_zero_rows(strategy):
     batches = strategy.distribute_dataset(Dataset.range(9).batch(4).with_options(SKIP))
-    found = strategy.run(lambda iterator: [len(batch) for batch in iterator], args=(batches,))
-    assert strategy.local_results(found) == ([2, 2, 1], [2, 2, 0])
+    actual = strategy.run(lambda iterator: [len(batch) for batch in iterator], args=(batches,))
+    assert strategy.local_results(actual) == ([2, 2, 1], [2, 2, 0])
 
 
 def test_values_that_are_refused():

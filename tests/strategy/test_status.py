@@ -54,7 +54,7 @@ def test_status_in_the_middle_of_a_long_call(on_cluster, client):
             assert Event("status-release").wait(30)
         return replica
 
-    num_before = [each.num_steps_sent for each in on_cluster.status().workers]
+    num_before = [value.num_steps_sent for value in on_cluster.status().workers]
     on_cluster.local_results(on_cluster.run(wait_on_the_first, args=(False,)))
     waiting = on_cluster.run(wait_on_the_first, args=(True,))
     after = on_cluster.run(wait_on_the_first, args=(False,))
@@ -70,12 +70,12 @@ def test_status_in_the_middle_of_a_long_call(on_cluster, client):
     assert on_cluster.status().workers[0].running[0].running_s > call.running_s
     assert (first.num_steps_in_flight, second.num_steps_in_flight) == (2, 0)
     assert [first.num_steps_sent - num_before[0], second.num_steps_sent - num_before[1]] == [3, 3]
-    assert all(0 <= each.heartbeat_age_s < 30 for each in (first, second))
+    assert all(0 <= item.heartbeat_age_s < 30 for item in (first, second))
     release.set()
     assert on_cluster.local_results(after) == on_cluster.local_results(waiting) == (0, 1)
-    assert [each.state for each in on_cluster.status().workers] == ["idle", "idle"]
-    told = on_cluster.status().to_dict()
-    assert told["workers"][0]["address"] == on_cluster.workers[0]
+    assert [worker.state for worker in on_cluster.status().workers] == ["idle", "idle"]
+    report = on_cluster.status().to_dict()
+    assert report["workers"][0]["address"] == on_cluster.workers[0]
     assert len(repr(on_cluster.status()).splitlines()) == 3
 
 

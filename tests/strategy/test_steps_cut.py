@@ -45,10 +45,10 @@ def cut(operation):
 
 async def cut_to(address):
     """Cut the connections from this worker to another one, and give their number."""
-    comms = [each for each in gc.get_objects() if isinstance(each, TCP) and each.peer_address == address]
+    comms = [value for value in gc.get_objects() if isinstance(value, TCP) and value.peer_address == address]
     sockets = [comm.stream.socket for comm in comms if not comm.closed()]
-    for each in sockets:
-        each.shutdown(socket.SHUT_RDWR)
+    for item in sockets:
+        item.shutdown(socket.SHUT_RDWR)
     return len(sockets)
 
 

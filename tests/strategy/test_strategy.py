@@ -80,14 +80,14 @@ def floats(*values):
 )
 def test_reduce(strategy, value, op, axis, expected):
     for spelled in (op, op.lower(), ReduceOp[op]):
-        found = np.asarray(strategy.reduce(spelled, value, axis=axis))
-        np.testing.assert_allclose(found, expected, rtol=1e-7 if found.dtype == np.float32 else 1e-15)
-    assert found.shape == np.shape(expected)
+        actual = np.asarray(strategy.reduce(spelled, value, axis=axis))
+        np.testing.assert_allclose(actual, expected, rtol=1e-7 if actual.dtype == np.float32 else 1e-15)
+    assert actual.shape == np.shape(expected)
     given = np.asarray(value.values[0]).dtype
     if op == "MEAN":
-        assert found.dtype == (given if given.kind in "fc" else np.float64)
+        assert actual.dtype == (given if given.kind in "fc" else np.float64)
     elif given.kind == "f":
-        assert found.dtype == given
+        assert actual.dtype == given
 
 
 def test_reduce_is_over_the_replicas_only_by_default(strategy):
@@ -98,10 +98,10 @@ def test_reduce_is_over_the_replicas_only_by_default(strategy):
 
 def test_reduce_of_nests(strategy):
     nest = {"a": floats([1, 2], [3]), "b": (floats([1], [2]), Point(floats([5], []), floats([[1]], [[2]])))}
-    found = strategy.reduce("SUM", nest, axis=0)
-    assert type(found["b"][1]) is Point
-    assert (float(found["a"]), float(found["b"][0]), float(found["b"][1].x)) == (6, 3, 5)
-    np.testing.assert_array_equal(found["b"][1].y, [3])
+    actual = strategy.reduce("SUM", nest, axis=0)
+    assert type(actual["b"][1]) is Point
+    assert (float(actual["a"]), float(actual["b"][0]), float(actual["b"][1].x)) == (6, 3, 5)
+    np.testing.assert_array_equal(actual["b"][1].y, [3])
     apart = strategy.reduce("MEAN", (arrays(1, 2), {"k": arrays(3, 5)}), axis=None)
     assert (float(apart[0]), float(apart[1]["k"])) == (1.5, 4)
 
@@ -125,12 +125,12 @@ def test_a_reduction_is_the_same_to_the_last_bit(strategy):
     rng = np.random.default_rng(0)
     pieces = PerReplica([rng.normal(size=(n, 5)).astype(np.float32) * 10.0**n for n in (7, 4)])
     rows = strategy.run(lambda x: x * 1.1, args=(pieces,))
-    found = [np.asarray(strategy.reduce("MEAN", rows, axis=0)).tobytes() for _ in range(4)]
-    assert len(set(found)) == 1
+    actual = [np.asarray(strategy.reduce("MEAN", rows, axis=0)).tobytes() for _ in range(4)]
+    assert len(set(actual)) == 1
     embedded = mirrored(2)
     assert (
         np.asarray(embedded.reduce("MEAN", embedded.run(lambda x: x * 1.1, args=(pieces,)), axis=0)).tobytes()
-        == (found[0])
+        == (actual[0])
     )
 
 
@@ -155,10 +155,10 @@ def test_results_are_unpacked(strategy):
 
 
 def test_results_keep_their_structure(strategy):
-    found = strategy.run(lambda x: {"p": Point(x, x + 1), "q": [x * 2, (x * 3,)]}, args=(arrays(1, 2),))
-    assert type(found["p"]) is Point
-    assert strategy.local_results(found["p"].y) == (2, 3)
-    assert strategy.local_results(found) == (
+    actual = strategy.run(lambda x: {"p": Point(x, x + 1), "q": [x * 2, (x * 3,)]}, args=(arrays(1, 2),))
+    assert type(actual["p"]) is Point
+    assert strategy.local_results(actual["p"].y) == (2, 3)
+    assert strategy.local_results(actual) == (
         {"p": Point(1, 2), "q": [2, (3,)]},
         {"p": Point(2, 3), "q": [4, (6,)]},
     )
@@ -178,8 +178,8 @@ def test_none_is_returned_as_none(strategy, function, shows):
 
 
 def test_none_from_some_replicas(strategy):
-    found = strategy.run(lambda x: None if x == 1 else x, args=(arrays(1, 2),))
-    assert strategy.local_results(found) == (None, 2)
+    actual = strategy.run(lambda x: None if x == 1 else x, args=(arrays(1, 2),))
+    assert strategy.local_results(actual) == (None, 2)
 
 
 def now_and_then(step):
@@ -237,23 +237,23 @@ def test_a_replica_runs_on_its_own_worker(on_cluster):
         return get_worker().address
 
     # One replica is slow, so that its calls wait in a row while the other's worker has nothing to do.
-    found = [on_cluster.run(where, args=(PerReplica((0.05, 0)),)) for _ in range(8)]
-    assert {on_cluster.local_results(each) for each in found} == {on_cluster.workers}
+    actual = [on_cluster.run(where, args=(PerReplica((0.05, 0)),)) for _ in range(8)]
+    assert {on_cluster.local_results(result) for result in actual} == {on_cluster.workers}
 
 
 def test_arguments_in_any_nest(strategy):
-    found = strategy.run(
+    actual = strategy.run(
         lambda nest, plain, *, scale: (nest["a"][0] + nest["b"] + plain) * scale,
         args=({"a": [arrays(1, 2)], "b": 10}, 100),
         kwargs={"scale": arrays(1, -1)},
     )
-    assert strategy.local_results(found) == (111, -112)
+    assert strategy.local_results(actual) == (111, -112)
 
 
 def test_the_older_spellings(strategy):
     dist = strategy.experimental_distribute_dataset(Dataset.range(4).batch(4))
-    (found,) = [strategy.experimental_run_v2(np.sum, args=(batch,)) for batch in dist]
-    assert strategy.experimental_local_results(found) == (1, 5)
+    (actual,) = [strategy.experimental_run_v2(np.sum, args=(batch,)) for batch in dist]
+    assert strategy.experimental_local_results(actual) == (1, 5)
     # This one takes the next step of an iterator.
     iterator = iter(dist)
     assert strategy.experimental_local_results(strategy.experimental_run(np.sum, iterator)) == (1, 5)
@@ -274,9 +274,9 @@ def test_an_object_all_replicas_return_comes_bare():
     shared = np.ones(3)
     strategy = mirrored(2)
     assert strategy.run(lambda: shared) is shared
-    found = strategy.run(lambda x: (shared, x), args=(arrays(1, 2),))
-    assert found[0] is shared
-    assert isinstance(found[1], PerReplica)
+    actual = strategy.run(lambda x: (shared, x), args=(arrays(1, 2),))
+    assert actual[0] is shared
+    assert isinstance(actual[1], PerReplica)
     assert isinstance(strategy.run(lambda: np.ones(3)), PerReplica)
 
 
@@ -316,8 +316,8 @@ def test_local_results(strategy):
     assert strategy.local_results(3) == (3,)
     assert strategy.local_results({"a": 1}) == ({"a": 1},)
     assert strategy.local_results({"a": arrays(1, 2), "b": 0}) == ({"a": 1, "b": 0}, {"a": 2, "b": 0})
-    found = strategy.local_results(strategy.run(lambda x: x, args=(arrays([1], [2]),)))
-    assert [type(value) for value in found] == [np.ndarray, np.ndarray]
+    actual = strategy.local_results(strategy.run(lambda x: x, args=(arrays([1], [2]),)))
+    assert [type(value) for value in actual] == [np.ndarray, np.ndarray]
 
 
 def test_scope(strategy):
@@ -424,9 +424,9 @@ def tasks_of(client) -> set[str]:
 def remaining_tasks(client, before: set[str], within_s: float = 4) -> set[str]:
     """Return new tasks that are still there when the time is up; return at once when there are none."""
     deadline = time.monotonic() + within_s
-    while (found := tasks_of(client) - before) and time.monotonic() < deadline:
+    while (actual := tasks_of(client) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return actual
 
 
 def part_of_a_loop(strategy, ds, num_steps, use):

@@ -23,9 +23,9 @@ def reduced(on_cluster):
     """Return an asynchronous value of a number or array, made by a reduction over two replicas."""
 
     def make(value):
-        found = on_cluster.reduce("MEAN", PerReplica((value, value)), axis=None)
-        assert isinstance(found, AsyncValue)
-        return found
+        actual = on_cluster.reduce("MEAN", PerReplica((value, value)), axis=None)
+        assert isinstance(actual, AsyncValue)
+        return actual
 
     return make
 
@@ -69,9 +69,9 @@ def reduced(on_cluster):
 @pytest.mark.parametrize("value", [np.float64(2.5), np.array([1.0, 2.5, 7.0])], ids=["number", "array"])
 def test_arithmetic_equals_that_of_the_value(reduced, operation, value):
     expected = operation(value)
-    found = operation(reduced(value))
-    np.testing.assert_array_equal(np.asarray(found), expected)
-    assert np.asarray(found).dtype == np.asarray(expected).dtype
+    actual = operation(reduced(value))
+    np.testing.assert_array_equal(np.asarray(actual), expected)
+    assert np.asarray(actual).dtype == np.asarray(expected).dtype
 
 
 @pytest.mark.parametrize("use", [float, int, bool, math.sqrt, round, np.asarray, np.ndim, np.shape, str, repr])
@@ -158,8 +158,8 @@ def test_arguments_have_their_values_at_the_time_of_run(on_cluster):
     for _ in range(20):
         seen.append((weights[0], on_cluster.run(np.max, args=(weights,))))
         weights += 1
-    for expected, found in seen:
-        assert [float(value) for value in on_cluster.local_results(found)] == [expected] * 2
+    for expected, actual in seen:
+        assert [float(value) for value in on_cluster.local_results(actual)] == [expected] * 2
 
 
 def test_copies_are_independent(reduced):
@@ -213,7 +213,7 @@ def test_asynchronous_values_are_arguments(on_cluster):
 def test_values_do_not_travel_when_they_are_arguments(on_cluster, client):
     pieces = on_cluster.run(lambda: np.zeros(4))
     # Wait until the values and their tasks exist.
-    assert [len(each) for each in on_cluster.local_results(pieces)] == [4, 4]
+    assert [len(value) for value in on_cluster.local_results(pieces)] == [4, 4]
     on_cluster.run(np.sum, args=(pieces,))
 
     def tasks():

@@ -76,7 +76,7 @@ def test_merge_call_updates_the_copy_of_each_replica(strategy, is_given):
     size = strategy.num_replicas_in_sync
     expected = [[sum(range(size)) + k] * 2 for k in range(size)]
     values = strategy.run(step, args=(PerReplica([np.full(2, float(k)) for k in range(size)]),))
-    assert [each.tolist() for each in strategy.local_results(values)] == expected
+    assert [value.tolist() for value in strategy.local_results(values)] == expected
     assert copies(strategy, made) == expected
 
 
@@ -98,8 +98,8 @@ def test_cross_replica_reads_give_each_replicas_value(strategy, aggregation):
         between(merged, made)
         return made.read_value()
 
-    found = strategy.local_results(strategy.run(step, args=(numbers(strategy),)))
-    assert list(found) == copies(strategy, made) == [11 * k for k in own]
+    actual = strategy.local_results(strategy.run(step, args=(numbers(strategy),)))
+    assert list(actual) == copies(strategy, made) == [11 * k for k in own]
 
 
 class Kept:
@@ -111,9 +111,9 @@ def test_merge_call_can_assign_and_change_objects(strategy):
     made = variable(strategy, Kept)
 
     def merged(strategy, given):
-        assert [each.seen for each in strategy.local_results(given.read_value())] == [["own"]] * size
+        assert [item.seen for item in strategy.local_results(given.read_value())] == [["own"]] * size
         given.assign(Kept("new"))
-        strategy.extended.update(given, lambda each, x: each.read_value().seen.append(x), args=(ids,))
+        strategy.extended.update(given, lambda value, x: value.read_value().seen.append(x), args=(ids,))
 
     def step():
         made.read_value().seen.append("own")
@@ -123,8 +123,8 @@ def test_merge_call_can_assign_and_change_objects(strategy):
 
     size = strategy.num_replicas_in_sync
     ids = PerReplica([f"of {k}" for k in range(size)]) if size > 1 else "of 0"
-    for number, found in enumerate(strategy.local_results(strategy.run(step))):
-        assert found == ["new", f"of {number}", "after"]
+    for number, actual in enumerate(strategy.local_results(strategy.run(step))):
+        assert actual == ["new", f"of {number}", "after"]
 
 
 class Steps:
@@ -144,7 +144,7 @@ def test_cross_replica_objects_keep_shared_parts(strategy, is_last):
 
     def merged(strategy, given):
         strategy.extended.update(steps, lambda own: own.read_value().take("between"))
-        return [each.seen for each in strategy.local_results(made)]
+        return [value.seen for value in strategy.local_results(made)]
 
     def step():
         seen = between(merged, (steps, made) if is_last else (made, steps))
@@ -152,9 +152,9 @@ def test_cross_replica_objects_keep_shared_parts(strategy, is_last):
         return seen, made.read_value().seen, steps.read_value().kept is made.read_value()
 
     size = strategy.num_replicas_in_sync
-    for seen, found, is_same in strategy.local_results(strategy.run(step)):
+    for seen, actual, is_same in strategy.local_results(strategy.run(step)):
         assert list(seen) == [["between"]] * size
-        assert (found, is_same) == (["between", "after"], True)
+        assert (actual, is_same) == (["between", "after"], True)
 
 
 def test_reading_objects_across_replicas_keeps_their_identity(strategy):
@@ -178,10 +178,10 @@ def test_nested_cross_replica_calls_read_current_values(strategy, synchronizatio
 
     def merged(strategy, given):
         made.assign_add(1.0)
-        found = strategy.run(lambda: (between(inner, given), made.read_value()))
+        actual = strategy.run(lambda: (between(inner, given), made.read_value()))
         # The variable can be used as before.
         made.assign_add(100.0)
-        return strategy.local_results(found)
+        return strategy.local_results(actual)
 
     def step():
         return between(merged, made), made.read_value()

@@ -173,7 +173,7 @@ def test_structs():
     for start in (0, 1):
         block = TableReader("c").block(table.slice(start), "part", "file")
         assert block.structure == spec.structure
-        given = [{**each, "v": each["v"].tolist()} for each in block.elements()]
+        given = [{**element, "v": element["v"].tolist()} for element in block.elements()]
         assert given == rows[start:]
 
 
@@ -197,8 +197,8 @@ def test_a_null_struct_is_one_of_nulls():
 def test_lists_of_lists_are_ragged():
     table = pa.table({"c": pa.array([[[1], []], [], [[2, 3]]])})
     assert TableReader("c").spec(table.schema, "file").leaves == (RaggedTensorSpec((None, None), "int64"),)
-    found = read(table)
-    assert [row.tolist() for row in found] == [[[1], []], [], [[2, 3]]]
+    actual = read(table)
+    assert [row.tolist() for row in actual] == [[[1], []], [], [[2, 3]]]
     assert [row.tolist() for row in read(table.slice(1))] == [[], [[2, 3]]]
 
 

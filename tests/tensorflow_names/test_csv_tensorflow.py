@@ -55,9 +55,9 @@ def test_csv_dataset(tmp_path, content, defaults, options, expected):
     path = write(tmp_path, content)
     for split_bytes in (1, 1000):
         with dask.config.set({"daskdist.split-bytes": split_bytes}):
-            found = list(csv_dataset(path, defaults, **options))
+            actual = list(csv_dataset(path, defaults, **options))
         # Compare text, in which NaN equals NaN.
-        assert str([tuple(x if isinstance(x, bytes) else x.item() for x in row) for row in found]) == str(expected)
+        assert str([tuple(x if isinstance(x, bytes) else x.item() for x in row) for row in actual]) == str(expected)
 
 
 def test_csv_dataset_types_and_files(tmp_path):
@@ -130,9 +130,9 @@ def plain(element):
 )
 def test_make_csv_dataset(tmp_path, options, expected):
     ds = make_csv_dataset(write(tmp_path, TABLE), 2, shuffle=False, **{"num_epochs": 1, **options})
-    found = list(map(plain, ds))
-    assert len(found) == len(expected)
-    assert all(each in (..., given) for given, each in zip(found, expected, strict=True)), found
+    actual = list(map(plain, ds))
+    assert len(actual) == len(expected)
+    assert all(value in (..., given) for given, value in zip(actual, expected, strict=True)), actual
 
 
 def test_make_csv_dataset_infers_the_narrowest_type(tmp_path):

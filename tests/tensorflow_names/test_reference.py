@@ -198,11 +198,11 @@ def test_datasets_from_a_function(two_replicas: Any) -> None:
         return d.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
 
     inputs = strategy.experimental_distribute_datasets_from_function(dataset_fn)
-    found = []
+    actual = []
     for _, batch in zip(range(3), inputs, strict=False):
         replica_results = strategy.experimental_run_v2(lambda x: x.sum(), args=(batch,))
-        found.append(strategy.experimental_local_results(replica_results))
-    assert found == [(4.0, 4.0)] * 3
+        actual.append(strategy.experimental_local_results(replica_results))
+    assert actual == [(4.0, 4.0)] * 3
 
 
 def test_the_loop_of_the_tpu_page(two_replicas: Any, tmp_path: Any) -> None:
