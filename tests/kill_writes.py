@@ -31,10 +31,10 @@ from daskdist import Dataset, errors
 from daskdist.cli import main
 
 # The new dataset has more files than the others.
-OLD, NEW, LATER = list(range(2)), list(range(100, 104)), list(range(200, 202))
+OLD, NEW, LATER = list(range(2)), list(range(100, 103)), list(range(200, 202))
 # The method ``convert`` is the command, which continues where it was killed.
 CONVERT = "convert"
-OPTIONS = {"to_zarr": {"chunk_rows": 3}, "save": {}}
+OPTIONS = {"to_zarr": {"chunk_rows": 2}, "save": {}}
 
 
 class Changes:
