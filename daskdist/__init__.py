@@ -22,6 +22,7 @@ from daskdist.display.missing_methods import OF_CONSTRUCTORS
 from daskdist.tensorflow.missing_names import TOP
 
 if TYPE_CHECKING:
+    from daskdist import config as config
     from daskdist import data as data
     from daskdist import distribute as distribute
     from daskdist import errors as errors
@@ -128,6 +129,7 @@ _NAMES: Final = {
     "VariableAggregation": "daskdist.strategy.variables.aggregation:VariableAggregation",
     "VariableSynchronization": "daskdist.strategy.variables.aggregation:VariableSynchronization",
     "class_names_of": "daskdist.readers.images:class_names_of",
+    "config": "daskdist.config",
     "data": "daskdist.data",
     "distribute": "daskdist.distribute",
     "errors": "daskdist.errors",

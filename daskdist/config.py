@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import dask.config
 from dask.utils import parse_bytes, parse_timedelta
@@ -203,3 +203,24 @@ def sent(settings: tuple[Any, ...]) -> Iterator[None]:
 def num_threads() -> int:
     """Return the number of threads that read ahead in this process."""
     return int(setting("num-threads") or os.cpu_count() or 1)
+
+
+# Names of TensorFlow's module `config`, and what to use instead.
+_OF_TENSORFLOW: Final = {
+    **dict.fromkeys(
+        ("get_visible_devices", "list_logical_devices", "list_physical_devices"), "daskdist.list_devices()"
+    ),
+    **dict.fromkeys(
+        ("set_logical_device_configuration", "set_visible_devices"),
+        'the names of the devices, such as daskdist.MirroredStrategy(["CPU:0", "CPU:1"])',
+    ),
+    "experimental_connect_to_cluster": "the strategy alone: it connects to its cluster",
+    "run_functions_eagerly": "plain Python: functions are always called as they are written",
+    "threading": "daskdist.Options(num_threads=...)",
+}
+# Hidden from type checkers, for which `__getattr__` would make all names valid.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        advice = f"; use {_OF_TENSORFLOW[name]}" if name in _OF_TENSORFLOW else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")

@@ -25,7 +25,7 @@ Each is also a subclass of a builtin error, so that code that does not know dask
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from daskdist.url_secrets import without_secrets
 
@@ -113,3 +113,23 @@ class WaitTimeoutError(DaskdistError, TimeoutError):
 
 class OutOfRangeError(DaskdistError, EOFError):
     """An iterator is at its end."""
+
+
+# Errors of TensorFlow, and those of this package in the same situations.
+_OF_TENSORFLOW: Final = {
+    **dict.fromkeys(("AbortedError", "UnavailableError"), "ClusterError"),
+    **dict.fromkeys(("AlreadyExistsError", "DataLossError", "NotFoundError", "PermissionDeniedError"), "FileError"),
+    **dict.fromkeys(
+        ("CancelledError", "InternalError", "OpError", "UnimplementedError", "UnknownError"), "DaskdistError"
+    ),
+    "DeadlineExceededError": "WaitTimeoutError",
+    "FailedPreconditionError": "CardinalityError",
+    "InvalidArgumentError": "ArgumentError",
+    "ResourceExhaustedError": "DeviceMemoryError",
+}
+# Hidden from type checkers, for which `__getattr__` would make all names valid.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        advice = f"; use daskdist.errors.{_OF_TENSORFLOW[name]}" if name in _OF_TENSORFLOW else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")

@@ -73,6 +73,48 @@ def test_partitioned_files_are_written_as_the_advice_says(tmp_path):
     assert sorted(row["y"] for row in daskdist.read_parquet(str(tmp_path / "rows"))) == [1.0, 2.0, 3.0]
 
 
+def objects():
+    """Return an object of each class in the table of attributes, by the name of the class."""
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.range(4).batch(4))
+    iterator = iter(distributed)
+    return {
+        "DistributedDataset": distributed,
+        "DistributedIterator": iterator,
+        "ElementIterator": iter(Dataset.range(4)),
+        "Options": daskdist.Options(),
+        "PerReplica": next(iterator),
+        "Strategy": strategy,
+    }
+
+
+@pytest.mark.parametrize("name", missing_methods.OF_OBJECTS)
+def test_objects_say_what_to_use_for_attributes_of_other_libraries(name):
+    obj = objects()[name]
+    for attribute, advice in missing_methods.OF_OBJECTS[name].items():
+        text = re.escape(f"{type(obj).__name__!r} object has no attribute {attribute!r}; use {advice}")
+        with pytest.raises(AttributeError, match=f"^{text}$"):
+            getattr(obj, attribute)
+    assert not hasattr(obj, "no_such_name")
+
+
+def test_advice_for_attributes_is_of_names_that_exist():
+    known = {**objects(), "strategy": mirrored(2), "extended": mirrored(2).extended}
+    known |= {"dataset": known["DistributedDataset"], "iterator": known["DistributedIterator"]}
+    known |= {"options": known["Options"], "daskdist": daskdist}
+    text = " ".join(advice for table in missing_methods.OF_OBJECTS.values() for advice in table.values())
+    used = set(re.findall(r"\b(strategy|extended|dataset|iterator|options|daskdist)(?=\.(\w+))", text))
+    assert len(used) > 15
+    assert not [(obj, name) for obj, name in used if not hasattr(known[obj], name)]
+
+
+def test_options_that_are_set_by_names_of_tensorflow_say_what_to_use():
+    with pytest.raises(AttributeError, match=r"^Options has no 'experimental_deterministic'; use options\.determ"):
+        daskdist.Options().experimental_deterministic = False
+    with pytest.raises(AttributeError, match=r"^Options has no 'no_such_name'; there are auto_shard_policy, "):
+        daskdist.Options().no_such_name = 1
+
+
 @pytest.mark.parametrize("name", ["map", "shuffle", "take", "head"])
 def test_distributed_datasets_say_where_methods_of_datasets_belong(name):
     distributed = mirrored(2).distribute_dataset(Dataset.range(8).batch(4))

@@ -27,6 +27,7 @@ OF_DATASETS: Final = {
     "dtypes": "ds.element_spec",
     "features": "ds.element_spec",
     "fillna": "missing={column: value} of the reader, or ds.map",
+    "filter_with_legacy_function": "ds.filter(function)",
     "groupby": f"{_FRAME}, or ds.group_by_window for batches of one key",
     "iloc": "ds.skip(10).take(5), or iterate over ds",
     "info": "ds.element_spec, ds.count() and ds.describe()",
@@ -37,7 +38,10 @@ OF_DATASETS: Final = {
     "join": _FRAME,
     "limit": "ds.take(10)",
     "loc": "ds.filter(lambda row: ...) for rows, and ds.select for columns",
+    "make_initializable_iterator": "iter(ds)",
+    "make_one_shot_iterator": "iter(ds)",
     "map_batches": "ds.batch(64).map(function)",
+    "map_with_legacy_function": "ds.map(function)",
     "max": _STATISTICS,
     "mean": _STATISTICS,
     "median": _STATISTICS,
@@ -45,6 +49,9 @@ OF_DATASETS: Final = {
     "min": _STATISTICS,
     "num_rows": "ds.count()",
     "nunique": _STATISTICS,
+    "output_classes": "ds.element_spec",
+    "output_shapes": "ds.element_spec",
+    "output_types": "ds.element_spec",
     "quantile": _STATISTICS,
     "query": 'ds.filter(lambda row: row["x"] > 0)',
     "random_split": "ds.split(0.8, seed=0)",
@@ -58,6 +65,7 @@ OF_DATASETS: Final = {
     "shape": "ds.count() and ds.element_spec",
     "sort": _FRAME,
     "sort_values": _FRAME,
+    "sparse_batch": "ds.ragged_batch(64)",
     "std": _STATISTICS,
     "sum": "ds.reduce(0, lambda total, x: total + x)",
     "tail": "ds.skip(ds.count() - 5).head()",
@@ -92,12 +100,104 @@ OF_CONSTRUCTORS: Final = {
         for form in ("csv", "images", "json", "parquet", "sql", "text", "tfrecord", "webdataset", "zarr")
     },
 }
+# Names of attributes of other objects, by the name of the class.
+_ONE_DEVICE: Final = "nothing in its place: each replica has one device, and whole variables"
+_NO_SETUP: Final = "nothing in its place: a strategy is ready when it is created"
+_IN_THE_FUNCTION: Final = "daskdist.get_replica_context() in the function that run calls"
+_LOCAL: Final = "strategy.local_results(value) for the value of each replica, or strategy.reduce for one of all"
+_NOT_NEEDED: Final = "nothing in its place: pipelines are always optimized, and functions are plain Python"
+OF_OBJECTS: Final = {
+    "DistributedDataset": {
+        "make_initializable_iterator": "iter(dataset)",
+        "make_one_shot_iterator": "iter(dataset)",
+        **dict.fromkeys(("output_classes", "output_shapes", "output_types"), "dataset.element_spec"),
+    },
+    "DistributedIterator": {
+        "initialize": "iter(dataset) again",
+        "initializer": "iter(dataset) again",
+        "next": "next(iterator)",
+        **dict.fromkeys(("output_classes", "output_shapes", "output_types"), "iterator.element_spec"),
+    },
+    "ElementIterator": {
+        "element_spec": "dataset.element_spec",
+        "get_next": "next(iterator)",
+        "get_next_as_optional": "next(iterator, None)",
+        "next": "next(iterator)",
+    },
+    "Options": {
+        "autotune_algorithm": "options.memory_budget_bytes",
+        "cpu_budget": "options.num_threads",
+        "dataset_name": "nothing in its place: operations take a name, such as ds.batch(64, name='pairs')",
+        "enabled": "options.memory_budget_bytes, which bounds what is read ahead",
+        "experimental_deterministic": "options.deterministic",
+        "experimental_external_state_policy": _NOT_NEEDED,
+        "experimental_optimization": _NOT_NEEDED,
+        "experimental_slack": _NOT_NEEDED,
+        "experimental_stats": "the iterator's stats()",
+        "experimental_symbolic_checkpoint": "the iterator's state_dict()",
+        "experimental_threading": "options.threading",
+        "experimental_warm_start": _NOT_NEEDED,
+        "max_intra_op_parallelism": "options.num_threads",
+    },
+    "PerReplica": dict.fromkeys(("dtype", "item", "mean", "numpy", "shape", "sum", "tolist"), _LOCAL),
+    "Strategy": {
+        "all_gather": _IN_THE_FUNCTION,
+        "all_reduce": _IN_THE_FUNCTION,
+        "cluster_resolver": "strategy.workers; one program drives them all, and none of them is the chief",
+        "configure": _NO_SETUP,
+        "experimental_assign_to_logical_device": _ONE_DEVICE,
+        "experimental_replicate_to_logical_devices": _ONE_DEVICE,
+        "experimental_split_to_logical_devices": _ONE_DEVICE,
+        "initialize": _NO_SETUP,
+        "make_dataset_iterator": "iter(strategy.distribute_dataset(dataset))",
+        "make_input_fn_iterator": "iter(strategy.distribute_datasets_from_function(dataset_fn))",
+        "merge_call": _IN_THE_FUNCTION,
+        "unwrap": "strategy.local_results(value)",
+        "update_config_proto": _NO_SETUP,
+        **{
+            name: f"strategy.extended.{name}"
+            for name in (
+                "batch_reduce_to",
+                "broadcast_to",
+                "call_for_each_replica",
+                "colocate_vars_with",
+                "parameter_devices",
+                "read_var",
+                "reduce_to",
+                "update",
+                "value_container",
+                "worker_devices",
+            )
+        },
+    },
+}
 
 
 def missing_attribute(owner: Any, called: str, name: str, advice: str | None) -> AttributeError:
     """Return the error for a name that an object lacks; Python adds a similar name that it has, if there is one."""
     text = f"{called} has no attribute {name!r}"
     return AttributeError(f"{text}; use {advice}" if advice else text, name=name, obj=owner)
+
+
+class Advised:
+    """A base of objects whose errors for the names of `OF_OBJECTS` say what to use instead."""
+
+    __slots__ = ()
+
+    # Hidden from type checkers, for which `__getattr__` would make all names valid.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(type(self), name):
+                # A property raised an AttributeError.
+                object.__getattribute__(self, name)
+            raise missing_attribute(self, f"{type(self).__name__!r} object", name, advice_for(type(self), name))
+
+
+def advice_for(cls: type, name: str) -> str | None:
+    """Return what to use instead of a name that a class lacks, if `OF_OBJECTS` says so for it or one of its bases."""
+    tables = (OF_OBJECTS.get(base.__name__, {}) for base in cls.__mro__)
+    return next((table[name] for table in tables if name in table), None)
 
 
 class DatasetType(type):

@@ -12,6 +12,7 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.failing.skip_errors import cardinality_with_skips
 from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Primitive
+from daskdist.display.missing_methods import Advised, advice_for
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, policy_of
 from daskdist.storage.locations import Locations
@@ -20,7 +21,7 @@ from daskdist.storage.locations import Locations
 _ALIASES: Final = {"private_threadpool_size": "num_threads", "ram_budget": "memory_budget_bytes"}
 
 
-class _Options:
+class _Options(Advised):
     def __setattr__(self, name: str, value: object) -> None:
         name = _ALIASES.get(name, name)
         check = _CHECKS.get(name)
@@ -29,7 +30,9 @@ class _Options:
         elif isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
         else:
-            raise AttributeError(f"Options has no {name!r}; there are {', '.join(_CHECKS)}")
+            advice = advice_for(type(self), name)
+            rest = f"use {advice}" if advice else f"there are {', '.join(_CHECKS)}"
+            raise AttributeError(f"Options has no {name!r}; {rest}")
 
 
 @dataclass(repr=False)

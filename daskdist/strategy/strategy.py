@@ -13,6 +13,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.cardinality import counted
 from daskdist.core.failing.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
+from daskdist.display.missing_methods import Advised
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
@@ -50,7 +51,7 @@ from daskdist.strategy.variables.read_copies import with_copies
 _S = TypeVar("_S", bound="Strategy")
 
 
-class Strategy(Viewed):
+class Strategy(Viewed, Advised):
     """Synchronous replicas: each step gives every replica a part of a batch, and runs one function on all.
 
     It is not created directly: see `MirroredStrategy` and `MultiWorkerMirroredStrategy`.

@@ -145,6 +145,29 @@ def test_advice_names_what_exists():
     assert not [name for name in methods if not hasattr(Dataset, name)]
 
 
+def test_advice_of_numpy_names_what_numpy_has():
+    words = {word.strip("`;,()") for table in TABLES.values() for text in table.values() for word in text.split()}
+    functions = {word.split("(")[0].removeprefix("numpy.") for word in words if word.startswith("numpy.")}
+    assert {"expand_dims", "matmul", "max", "take"} < functions
+    assert not [name for name in functions if not hasattr(np, name.split(".")[0])]
+
+
+@pytest.mark.parametrize("name", ["InvalidArgumentError", "NotFoundError", "OpError", "UnavailableError"])
+def test_errors_of_tensorflow_say_which_to_catch(name):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; use daskdist\.errors\.(\w+)$") as raised:
+        getattr(errors, name)
+    advised = str(raised.value).rpartition(".")[2]
+    assert issubclass(getattr(errors, advised), errors.DaskdistError)
+    assert not hasattr(errors, "NoSuchError")
+
+
+@pytest.mark.parametrize("name", ["list_physical_devices", "experimental_connect_to_cluster", "set_visible_devices"])
+def test_the_settings_say_what_to_use_for_names_of_tensorflow(name):
+    program = f"import daskdist as tf; tf.config.{name}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert f"no attribute '{name}'; use " in done.stderr
+
+
 def test_submodules_are_imported_by_their_names():
     lines = [f"import {module}" for module in TABLES]
     program = "; ".join([*lines, "import sys", "print('distributed' in sys.modules, 'pyarrow' in sys.modules)"])

@@ -20,6 +20,7 @@ from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec
 from daskdist.core.structure import Leaves, Structure
+from daskdist.display.missing_methods import Advised
 from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes
 from daskdist.errors import ArgumentError, StackError, UserFunctionError
@@ -57,7 +58,7 @@ class Identity:
     note_pass: Callable[[Epoch], None]
 
 
-class ElementIterator(Iterator[Any]):
+class ElementIterator(Iterator[Any], Advised):
     """An iterator over the elements of a pipeline, in order, in this process.
 
     Several threads may take elements from one iterator: each element goes to exactly one of them.

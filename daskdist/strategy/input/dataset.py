@@ -26,7 +26,7 @@ from daskdist.core.spec import (
 from daskdist.dataset import Dataset, spec_by
 from daskdist.devices import Device, named
 from daskdist.display.drawing import cardinality_in_words, is_cheap_to_list
-from daskdist.display.missing_methods import missing_attribute
+from daskdist.display.missing_methods import advice_for, missing_attribute
 from daskdist.display.pages import distributed_page
 from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import shares_table, tree
@@ -340,7 +340,7 @@ class DistributedDataset:
                 # A property raised an AttributeError.
                 object.__getattribute__(self, name)
             is_of_datasets = not name.startswith("_") and hasattr(Dataset, name)
-            advice = f"dataset.{name} before distribute_dataset" if is_of_datasets else None
+            advice = f"dataset.{name} before distribute_dataset" if is_of_datasets else advice_for(type(self), name)
             raise missing_attribute(self, f"{type(self).__name__!r} object", name, advice)
 
 

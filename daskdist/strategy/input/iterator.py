@@ -21,6 +21,7 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
 from daskdist.devices import Device
+from daskdist.display.missing_methods import Advised
 from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes, WorkerTimes
 from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, UserFunctionError
@@ -54,7 +55,7 @@ from daskdist.strategy.values.per_replica import PerReplica
 _STEPS_OF_MEMORY: Final = 4
 
 
-class DistributedIterator:
+class DistributedIterator(Advised):
     """An iterator over a distributed dataset: each value is a step of all replicas.
 
     Several threads may take steps from one iterator: each step goes to exactly one of them. Functions that

@@ -9,6 +9,7 @@ from typing import Any, Final
 from dask.base import tokenize
 
 from daskdist.core.cardinality import counted
+from daskdist.display.missing_methods import Advised
 from daskdist.display.values import Summary, values_page, values_text
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.backend import ResultSource
@@ -33,7 +34,7 @@ class DistributedValues(NoSingleValue):
         raise NotImplementedError
 
 
-class PerReplica(ValueCollection, DistributedValues):
+class PerReplica(ValueCollection, DistributedValues, Advised):
     """One value for each replica, in replica order.
 
     Parameters
