@@ -67,7 +67,7 @@ class SubmittedTasks:
             for value in values
         ]
 
-    def submit_again(self, workers: Collection[str]) -> None:
+    def submit_again(self, workers: Collection[str], *, are_new: bool) -> None:
         """Submit all tasks again whose futures are cancelled, as their scheduler is lost; the futures remain the same.
 
         Futures of tasks that cannot be submitted again remain cancelled: those of data that only the cluster had, and
@@ -77,6 +77,8 @@ class SubmittedTasks:
         ----------
         workers
             The addresses of the other scheduler's workers.
+        are_new
+            Whether all of them are other processes, also those at the addresses of lost ones.
         """
         futures = [(future, self._tasks[future]) for future in self if future.cancelled()]
         tasks: dict[int, SubmittedTask] = {}
@@ -95,7 +97,7 @@ class SubmittedTasks:
             task = tasks[number]
             worker = task.worker if task.worker in workers else None
             is_lost = any(needed.number not in again for needed in tasks_in(task.inputs))
-            if task.send is None or is_lost or (task.is_pinned and worker is None):
+            if task.send is None or is_lost or (task.is_pinned and (are_new or worker is None)):
                 continue
             again[number] = task.send(_futures_for(task.inputs, again), worker)
             for future in keys.get(number, ()):

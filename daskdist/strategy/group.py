@@ -48,12 +48,15 @@ class ReplicaGroup:
         On a cluster, the id of the program's client.
     lost_with
         The reason why the values of all earlier replicas are lost; "" if they are not.
+    num_lost
+        The number of times that all replicas were lost.
     """
 
     token: str
     replicas: tuple[Replica, ...]
     client: str = ""
     lost_with: str = ""
+    num_lost: int = 0
 
     @cached_property
     def worker_of(self) -> tuple[str | None, ...]:

@@ -463,6 +463,8 @@ def test_a_restarted_worker_at_the_same_address_counts_as_lost(strategy_of, at_t
         return total(1.0)
 
     strategy.local_results(strategy.run(step))
+    ones = strategy.reduce("SUM", strategy.run(np.ones, args=(100_000,)), axis=None)
+    assert strategy.local_results(strategy.run(np.max, args=(ones,))) == (3.0, 3.0, 3.0)
     worker = strategy.workers[number]
     start_anew(strategy, worker)
     # The restarted worker has no values of the replica.
@@ -471,6 +473,17 @@ def test_a_restarted_worker_at_the_same_address_counts_as_lost(strategy_of, at_t
     assert worker not in strategy.workers
     assert strategy.local_results(strategy.run(step)) == (2.0, 2.0)
     assert strategy.local_results(state.values) == (5.0, 5.0)
+    # It takes part again from the next pass on.
+    rows = []
+    for batch in strategy.distribute_dataset(Dataset.range(60).batch(6)):
+        rows += np.concatenate(strategy.local_results(strategy.run(np.asarray, args=(batch,)))).tolist()
+    assert rows == list(range(60))
+    assert worker in strategy.workers
+    assert strategy.local_results(strategy.run(step)) == (3.0, 3.0, 3.0)
+    assert strategy.local_results(state.values) == (8.0, 8.0, 8.0)
+    if number:
+        # A value that was sent to the one before is sent again.
+        assert strategy.local_results(strategy.run(np.max, args=(ones,))) == (3.0, 3.0, 3.0)
 
 
 def test_calls_of_others_on_a_restarted_worker_are_kept(strategy_of, at_their_addresses, tmp_path):

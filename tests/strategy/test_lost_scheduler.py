@@ -30,23 +30,30 @@ _TOLD_WITHIN_S = 15
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-def cluster(started, number, port="0", *worker_options, num_workers=2):
+def cluster(started, number, port="0", *worker_options, worker_ports=("0", "0")):
     """Start a scheduler and workers; return the scheduler's process and address."""
     here, folder = ["--host", "127.0.0.1", "--no-dashboard"], started.folder
     file = folder / f"scheduler-{number}.json"
     started.dask("scheduler", *here, "--port", port, "--scheduler-file", str(file))
     scheduler = started.processes[-1]
     address = json.loads(started.wait_for(file, "}"))["address"]
-    for log in start_workers(started, address, *(worker_options or ("--no-nanny",)), num_workers=num_workers):
+    for log in start_workers(started, address, *(worker_options or ("--no-nanny",)), ports=worker_ports):
         started.wait_for(log, "Registered to")
     return scheduler, address
 
 
-def start_workers(started, address, *worker_options, num_workers=2):
-    """Start workers; return the files of their messages."""
+def start_workers(started, address, *worker_options, ports=("0", "0")):
+    """Start workers at given ports; return the files of their messages."""
     options = ["--host", "127.0.0.1", "--no-dashboard", "--nthreads", "1", "--local-directory", str(started.folder)]
     environment = FORKED_WORKERS if "--nanny" in worker_options else {}
-    return [started.dask("worker", address, *options, *worker_options, **environment) for _ in range(num_workers)]
+    return [
+        started.dask("worker", address, *options, *worker_options, "--worker-port", port, **environment)
+        for port in ports
+    ]
+
+
+def port_of(address):
+    return address.rpartition(":")[2]
 
 
 def rows_of(strategy, step):
@@ -56,10 +63,10 @@ def rows_of(strategy, step):
 class Restart:
     """A scheduler that is killed, and starts again with its workers while the program continues."""
 
-    def __init__(self, started, scheduler, address, *worker_options, workers_first=False, num_workers=2):
+    def __init__(self, started, scheduler, address, *worker_options, workers_first=False, worker_ports=("0", "0")):
         self._started, self._scheduler, self._address = started, scheduler, address
         self._worker_options, self._workers_first = worker_options or ("--no-nanny",), workers_first
-        self._num_workers = num_workers
+        self.worker_ports = tuple(worker_ports)
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self):
@@ -76,13 +83,13 @@ class Restart:
         for process in started.processes:
             process.wait(30)
         started.processes.clear()
-        port = address.rpartition(":")[2]
+        port = port_of(address)
         if self._workers_first:
             # A supervisor starts workers again as soon as they end.
-            start_workers(started, address, *self._worker_options)
+            start_workers(started, address, *self._worker_options, ports=self.worker_ports)
             started.dask("scheduler", "--host", "127.0.0.1", "--no-dashboard", "--port", port)
         else:
-            cluster(started, 1, port, *self._worker_options, num_workers=self._num_workers)
+            cluster(started, 1, port, *self._worker_options, worker_ports=self.worker_ports)
 
     def __exit__(self, *error):
         if self._thread.ident is not None:
@@ -157,7 +164,7 @@ def test_a_pass_continues_with_fewer_workers(started, tmp_path):
     dataset = of_files(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
     with (
         Client(address, set_as_default=False) as client,
-        Restart(started, scheduler, address, num_workers=1) as restart,
+        Restart(started, scheduler, address, worker_ports=["0"]) as restart,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
         dask.config.set({"daskdist.timeouts.workers": 3}),
     ):
@@ -188,7 +195,30 @@ def test_datasets_of_a_function_are_created_again_for_the_next_pass(started):
         assert sorted(seen) == list(range(_ROWS))
 
 
-def test_what_only_workers_had_is_lost_with_the_scheduler(started, tmp_path):
+def test_a_pass_goes_on_with_workers_at_the_same_addresses(started, tmp_path):
+    _, address = cluster(started, 0)
+    dataset = of_files(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
+    with Client(address, set_as_default=False) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        distributed, workers = strategy.distribute_dataset(dataset), strategy.workers
+        pids = {client.run(os.getpid)[worker] for worker in workers}
+        for num_losses in (1, 2):
+            with Restart(started, started.processes[0], address, worker_ports=map(port_of, workers)) as restart:
+                seen = []
+                for number, batch in enumerate(distributed):
+                    seen += by_steps(strategy, batch, restart.begin if number == _KILLED_AT else lambda: None)
+            assert sorted(seen) == list(range(_ROWS))
+            assert strategy.workers == workers
+            pids |= {client.run(os.getpid)[worker] for worker in workers}
+            assert len(pids) == 2 + 2 * num_losses
+        # Those that are lost later are the ones that are there now.
+        os.kill(client.run(os.getpid)[workers[0]], signal.SIGKILL)
+        seen = [row for batch in distributed for row in by_steps(strategy, batch, lambda: None)]
+        assert sorted(seen) == list(range(_ROWS))
+        assert strategy.workers == workers[1:]
+
+
+@pytest.mark.parametrize("at_the_same_addresses", [False, True])
+def test_what_only_workers_had_is_lost_with_the_scheduler(started, tmp_path, at_the_same_addresses):
     scheduler, address = cluster(started, 0)
     with (
         Client(address, set_as_default=False) as client,
@@ -202,6 +232,8 @@ def test_what_only_workers_had_is_lost_with_the_scheduler(started, tmp_path):
         large, small = strategy.run(np.ones, args=(100_000,)), strategy.run(float, args=(3.0,))
         assert strategy.local_results(small) == (3.0, 3.0)
         strategy.local_results(strategy.run(np.sum, args=(large,)))
+        if at_the_same_addresses:
+            restart.worker_ports = tuple(map(port_of, strategy.workers))
         restart.begin()
         eventually(lambda: client.status != "running")
         assert strategy.local_results(strategy.run(float, args=(4.0,))) == (4.0, 4.0)

@@ -143,9 +143,12 @@ class LiveWorkers:
         >>> live_workers.present, live_workers.lost
         (('tcp://a:2',), ('tcp://a:1',))
         """
-        present, lost = self._present_and_lost
-        self._present_and_lost, self._lost_with = (tuple(addresses), (*lost, *present)), why
+        self.drop(self.present)
+        # Values that were handed over are lost like others.
+        self._leaving.clear()
+        self._lost_with = why
         self.memory_bytes.clear()
+        self.add(addresses)
 
     def note_leaving(self, address: str, *values: Any) -> None:
         """Record that a worker is going to end once it has completed the calls that were sent to it, and its values."""
@@ -176,15 +179,19 @@ class LiveWorkers:
         return [address for address in self.present if address in leaving] if leaving else []
 
     def add(self, addresses: Sequence[str]) -> None:
-        """Continue with further workers, at addresses that no earlier participant had.
+        """Continue with further workers, which may have the addresses of lost ones.
 
-        >>> live_workers = LiveWorkers(["tcp://a:1"])
-        >>> live_workers.add(["tcp://b:1"])
-        >>> live_workers.present
-        ('tcp://a:1', 'tcp://b:1')
+        >>> live_workers = LiveWorkers(["tcp://a:1", "tcp://b:1"])
+        >>> live_workers.drop(["tcp://a:1"])
+        >>> live_workers.add(["tcp://c:1", "tcp://a:1"])
+        >>> live_workers.present, live_workers.lost
+        (('tcp://b:1', 'tcp://c:1', 'tcp://a:1'), ())
         """
         present, lost = self._present_and_lost
-        self._present_and_lost = (*present, *addresses), lost
+        for address in addresses:
+            for known in (self._directories, self._heartbeats, self._leaving):
+                known.pop(address, None)
+        self._present_and_lost = (*present, *addresses), tuple([known for known in lost if known not in addresses])
 
 
 async def give_up(client: Any, silent: Sequence[str]) -> None:

@@ -254,6 +254,9 @@ def _stream_of(comm: Comm) -> Any:
 def _second_socket(comm: Comm) -> socket.socket | None:
     # Return None for TLS, as only one thread may use a TLS connection.
     first = _stream_of(comm).socket
+    if first is None:
+        # Tornado has closed it.
+        raise CommClosedError("the connection is closed")
     return None if isinstance(first, ssl.SSLSocket) else first.dup()
 
 

@@ -51,11 +51,13 @@ class Replacements:
         Whether workers for which there is no place take part as well.
 
     >>> group = ReplicaGroup("token", (Replica("tcp://a:1", "CPU:0"), Replica("tcp://b:1", "CPU:0")))
-    >>> running = {"name": "bob", "status": "running"}
+    >>> running = {"name": "bob", "status": "running", "local_directory": "/tmp/1"}
     >>> connected = {"tcp://a:1": {**running, "name": "alice"}, "tcp://b:1": running}
     >>> replacements = Replacements(group, connected, lambda workers: [(worker.address, "CPU:0") for worker in workers])
-    >>> replacements.take(["tcp://a:1"], {"tcp://a:1": running, "tcp://b:2": running})
-    [Replica(worker='tcp://b:2', device='CPU:0')]
+    >>> replacements.take(["tcp://a:1"], connected)
+    []
+    >>> replacements.take(["tcp://a:1"], {**connected, "tcp://b:1": {**running, "local_directory": "/tmp/2"}})
+    [Replica(worker='tcp://b:1', device='CPU:0')]
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Replacements:
         self._takes_any = takes_any
         self._is_elastic = is_elastic
         self._num_workers, self._num_replicas = len(connected), len(group.replicas)
-        # The addresses of all workers that ever took part.
-        self._known = set(group.workers)
+        # The address of each worker that ever took part, with the local directory of the last one, which identifies it.
+        self._known: dict[str, str] = {}
+        self._note(group.workers, connected)
 
     def are_needed(self, present: Sequence[str]) -> bool:
         """Return whether a place is free, or further workers may take part."""
@@ -89,7 +92,7 @@ class Replacements:
                 if worker is not None:
                     place.worker, place.name = worker, connected[worker]["name"]
                     candidates.remove(worker)
-                    self._known.add(worker)
+                    self._note([worker], connected)
                     added.append(place)
         if self._is_elastic and candidates:
             added += self._further_places(candidates, present, connected)
@@ -110,7 +113,7 @@ class Replacements:
             return []
         further = _places_of([Replica(*slot) for slot in slots if slot[0] in candidates], connected)
         self._places += further
-        self._known.update(place.worker for place in further)
+        self._note([place.worker for place in further], connected)
         self._num_workers, self._num_replicas = len(self._places), sum(len(place.devices) for place in self._places)
         return further
 
@@ -145,18 +148,22 @@ class Replacements:
                 time.sleep(within_s)
         except WaitTimeoutError as error:
             if not replicas:
-                raise ClusterError(f"{error}; workers at the addresses of lost ones are not used") from (
-                    refused or error
-                )
+                raise ClusterError(str(error)) from (refused or error)
         self._places = _places_of(replicas, connected)
-        self._known.update(place.worker for place in self._places)
+        self._note([place.worker for place in self._places], connected)
         return replicas
 
     def _candidates(self, connected: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        # A worker at the address of a lost one would be taken for it.
+        # A worker that was given up may still be connected.
         return [
-            worker for worker, info in connected.items() if worker not in self._known and info["status"] == "running"
+            worker
+            for worker, info in connected.items()
+            if info["status"] == "running"
+            and (worker not in self._known or self._known[worker] != info["local_directory"])
         ]
+
+    def _note(self, workers: Sequence[str], connected: Mapping[str, Mapping[str, Any]]) -> None:
+        self._known.update((worker, connected[worker]["local_directory"]) for worker in workers if worker in connected)
 
     def _is_restarted(self, name: Any, place: _Place) -> bool:
         return bool(name == place.name)

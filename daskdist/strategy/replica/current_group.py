@@ -66,11 +66,11 @@ class CurrentGroup:
     def _replace(self, group: ReplicaGroup) -> bool:
         # Return whether some replicas remain.
         before = self.now
-        lost = [worker for worker in before.workers if worker not in group.workers]
+        some_remain = group.num_lost == before.num_lost
+        lost = [worker for worker in before.workers if not some_remain or worker not in group.workers]
         self._sizes_before += (len(before.replicas),)
         self._lost += tuple(lost)
         self.now = group
-        some_remain = len(lost) < len(before.workers)
         if lost and some_remain:
             reasons = [
                 f"lost {address}, and with it replica {', '.join(map(str, before.members(address)))}"

@@ -108,8 +108,8 @@ class Record:
         self.outcomes: Any = [None] * len(workers)
         self.num_left = len(workers)
         self.has_failed = False
-        # The places of results, each followed by the worker that it was passed on to. They are not pairs, as the
-        # garbage collector examines each object that the program's values keep.
+        # The places of results, each followed by the stream to the worker that it was passed on to. They are not pairs,
+        # as the garbage collector examines each object that the program's values keep.
         self.passed_on: tuple[Any, ...] = ()
         self.is_dropped = False
         # The number of the call whose error this call is reported with: its own, or that of an argument. Its other
@@ -124,7 +124,7 @@ class Record:
     @property
     def holders(self) -> set[str]:
         """The workers that have or will have a result of it."""
-        return {*self.workers, *self.passed_on[1::2]}
+        return {*self.workers, *(stream.address for stream in self.passed_on[1::2])}
 
     def fail(self, failed: Failed) -> None:
         """Replace the results of a finished call by a failure."""

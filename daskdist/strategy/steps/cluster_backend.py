@@ -403,7 +403,7 @@ class ClusterBackend:
             if (
                 type(payload) in (Failed, StaysOnWorker)
                 and type(handle) is Result
-                and not self.streams.is_open(handle.worker)
+                and not self.streams.is_there(handle.worker, handle.call.record.number)
             ):
                 again = handle.call.record.again
                 if again is not None and self.streams.lost() != list(self.live_workers.present):
@@ -473,7 +473,7 @@ class ClusterBackend:
 
     def _as_result(self, handle: Handle) -> Result:
         if type(handle) is Result and handle.call.streams is self.streams.identity:
-            return reachable(checked(handle), self.streams.is_open)
+            return reachable(checked(handle), self.streams.is_there)
         return self.call(itemgetter(0), [handle], name="look")
 
     def _note_wait(self, handles: Sequence[Result], reason: str) -> None:

@@ -63,11 +63,11 @@ def checked(result: Result) -> Result:
     return result
 
 
-def reachable(result: Result, is_open: Callable[[str], bool]) -> Result:
+def reachable(result: Result, is_there: Callable[[str, int], bool]) -> Result:
     """Return a result, or its copy on another worker if its own worker is lost."""
     record = result.call.record
     _, payload = record.outcomes[result.place] or (None, None)
-    if record.is_replicated and type(payload) in (Failed, StaysOnWorker) and not is_open(result.worker):
-        place = next((place for place, worker in enumerate(record.workers) if is_open(worker)), result.place)
-        return Result(result.call, place)
+    if record.is_replicated and type(payload) in (Failed, StaysOnWorker) and not is_there(result.worker, record.number):
+        places = (place for place, worker in enumerate(record.workers) if is_there(worker, record.number))
+        return Result(result.call, next(places, result.place))
     return result

@@ -14,11 +14,10 @@ from distributed import Client
 from distributed.comm import Comm, connect
 
 from daskdist.config import seconds, setting
-from daskdist.errors import ArgumentError, ClusterError
+from daskdist.errors import ArgumentError
 from daskdist.execute.callers.live_workers import LOGGED_AFTER_S, STILL_WAITED_FOR
 from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.steps.calls import LOOP_PREFIX
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -81,6 +80,8 @@ class StepStream:
         self.running_at = self._asked_at
         # The number of calls of `run` that were sent so far.
         self.num_steps = 0
+        # Calls up to this number were sent before this stream was opened, if at all to a lost worker at this address.
+        self.opened_after = 0
         self._why = "it was closed"
         self._task = asyncio.ensure_future(self._run())
 
@@ -165,23 +166,6 @@ class StepStream:
             self._is_silent = True
             logger.warning(STILL_WAITED_FOR, self.address, silent_s, most)
         return False
-
-    def check_running_calls(self, most_s: float) -> bool:
-        """Check that no call has been running for too long; return whether a replica runs a loop, which may.
-
-        Raises
-        ------
-        ClusterError
-            A call that is no loop has been running for more than ``most_s`` seconds.
-        """
-        since, calls = time.monotonic() - self.running_at, self.running if self.is_open else []
-        for _, name, running_s in calls:
-            if not name.startswith(LOOP_PREFIX) and running_s + since > most_s:
-                raise ClusterError(
-                    f"{name} has been running on {self.address} for {running_s + since:.0f} s, which is longer than "
-                    "daskdist.timeouts.step; it continues there, and delays later calls"
-                )
-        return any(name.startswith(LOOP_PREFIX) for _, name, _ in calls)
 
     def close(self, why: str = "it was closed") -> None:
         """Close the connection, in the event loop; the worker frees everything of the strategy."""

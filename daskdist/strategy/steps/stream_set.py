@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from distributed import Client, Future
 
-from daskdist.config import in_bytes, seconds, setting
+from daskdist.config import in_bytes, setting
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_workers, closed_error, root_cause
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
@@ -25,7 +25,7 @@ from daskdist.execute.messages.failure import Failure
 from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.steps.calls import LOOP_PREFIX, Call, Record, Result, futures_in, note_lost
+from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, note_lost
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
@@ -33,7 +33,7 @@ from daskdist.strategy.steps.sending.call_arguments import last_reference
 from daskdist.strategy.steps.sending.sent_objects import SentObject
 from daskdist.strategy.steps.stream import StepStream, close_all, close_all_soon
 from daskdist.strategy.steps.unobserved_failures import UnobservedFailures
-from daskdist.strategy.steps.worker_statuses import worker_statuses
+from daskdist.strategy.steps.worker_statuses import check_running_calls, names_of, worker_statuses
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -124,6 +124,8 @@ class StreamSet:
             beat = asyncio.ensure_future(self._beat(reference))
             # Close the streams when nothing refers to them or to their results.
             weakref.finalize(self, close_all_soon, self._streams.values(), beat, self._loop).atexit = False
+        for stream in opened:
+            stream.opened_after = next(self._numbers)
         self._streams.update({stream.address: stream for stream in opened})
         relayed = [stream.address for stream in opened if stream.is_relayed]
         if relayed:
@@ -224,16 +226,15 @@ class StreamSet:
             self.replicated.note_shared(record)
             if record.is_replicated and address in workers:
                 place = workers.index(address)
-        origin = workers[place]
-        if origin == address:
+        origin, target = workers[place], self._streams[address]
+        if origin == address and target.opened_after < record.number:
             return "r", record.number, place, None
         passed_on = record.passed_on
-        if not passed_on or (place, address) not in zip(passed_on[::2], passed_on[1::2], strict=True):
-            stream = self._streams[origin]
-            if not stream.is_open:
+        if not passed_on or (place, target) not in zip(passed_on[::2], passed_on[1::2], strict=True):
+            if not self.is_there(origin, record.number):
                 return last_reference(record, place, self.live_workers.lost_error("a result"))
-            record.passed_on = (*passed_on, place, address)
-            stream.append("push", record.number, place, address, self._streams[address].num_messages + 1)
+            record.passed_on = (*passed_on, place, target)
+            self._streams[origin].append("push", record.number, place, address, target.num_messages + 1)
         return "r", record.number, place, origin
 
     def check_open(self, workers: Iterable[str]) -> None:
@@ -254,6 +255,10 @@ class StreamSet:
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""
         return (stream := self._streams.get(worker)) is not None and stream.is_open
+
+    def is_there(self, worker: str, number: int) -> bool:
+        """Return whether the worker to which a call was sent, by its number, is still there."""
+        return (stream := self._streams.get(worker)) is not None and stream.is_open and stream.opened_after < number
 
     def lost(self) -> list[str]:
         """Return the workers that take part and whose streams are broken."""
@@ -398,7 +403,7 @@ class StreamSet:
 
     def _broken(self, stream: StepStream, why: str) -> None:
         self.has_broken = True
-        if self._is_closed:
+        if self._is_closed or self._streams.get(stream.address, stream) is not stream:
             return
         failed = Failed(Failure.of(self.lost_error([stream.address], f" ({why})")), None)
         with self.lock:
@@ -447,15 +452,10 @@ class StreamSet:
             return self._changed.wait_for(is_over, within_s)
 
     def _check_hung(self, begun_at: float) -> None:
-        most = seconds("timeouts.step")
-        is_loop = True in {stream.check_running_calls(most) for stream in self._streams.values()}
         silent_s = time.monotonic() - max(begun_at, self._ended_at)
+        is_loop = check_running_calls(self._streams.values(), self._under_way, silent_s)
         if silent_s > 2 * _LOOK_EVERY_S and not is_loop:
             self.live_workers.paused_workers.check(self.client, workers_of(self.client))
-        # Wait some beats longer: by then workers have reported a call that runs too long, whose error says more.
-        if silent_s > most + 4 * _BEAT_S and not is_loop:
-            names = ", ".join(sorted(set(self.names_under_way()))[:4])
-            raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
 
     def _ping(self) -> None:
         # A ping between a reference and its call would change the call's number, which another worker is sent.
@@ -505,7 +505,7 @@ class StreamSet:
 
     def names_under_way(self) -> list[str]:
         """Return the names of the calls that are under way."""
-        return [record.name.removeprefix(LOOP_PREFIX) for record in list(self._under_way.values())]
+        return names_of(list(self._under_way.values()))
 
     def finish(self, within_s: float | None = None) -> None:
         """Send all queued messages, and wait until all calls are over, or for some seconds."""
@@ -523,10 +523,9 @@ class StreamSet:
                 key = (result.call.record.number, result.place)
                 if key in requests:
                     continue
-                stream = self._streams[result.worker]
-                if not stream.is_open:
+                if not self.is_there(result.worker, key[0]):
                     raise self._lost_with(result)
-                request = next(self._numbers)
+                request, stream = next(self._numbers), self._streams[result.worker]
                 requests[key] = request, stream, result
                 self._requests.add(request)
                 stream.append("fetch", request, *key)

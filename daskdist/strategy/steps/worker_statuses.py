@@ -1,15 +1,60 @@
-"""The status of workers, from their streams."""
+"""The status of workers and of running calls, from their streams."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
+from daskdist.config import seconds
+from daskdist.errors import ClusterError
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
 from daskdist.strategy.steps.calls import LOOP_PREFIX, Record
 from daskdist.strategy.steps.stream import StepStream
+
+# Seconds for which a call that runs too long is waited for more: by then its worker has reported it, and the error says
+# which one it is.
+_REPORTED_WITHIN_S: Final = 4.0
+
+
+def names_of(records: Iterable[Record]) -> list[str]:
+    """Return the names of calls."""
+    return [record.name.removeprefix(LOOP_PREFIX) for record in records]
+
+
+def check_running_calls(streams: Iterable[StepStream], under_way: Mapping[int, Record], silent_s: float) -> bool:
+    """Check that no call has been running for too long; return whether a replica runs a loop, which may.
+
+    Parameters
+    ----------
+    streams
+        The streams to the workers.
+    under_way
+        The unfinished calls.
+    silent_s
+        The seconds for which no call has ended.
+
+    Raises
+    ------
+    ClusterError
+        A call that is no loop has been running for longer than ``daskdist.timeouts.step``, or none has ended.
+    """
+    most_s, now, is_loop = seconds("timeouts.step"), time.monotonic(), False
+    for stream in streams:
+        for _, name, running_s in stream.running if stream.is_open else ():
+            running_s += now - stream.running_at
+            is_loop |= name.startswith(LOOP_PREFIX)
+            if running_s > most_s and not name.startswith(LOOP_PREFIX):
+                raise ClusterError(
+                    f"{name} has been running on {stream.address} for {running_s:.0f} s, which is longer than "
+                    "daskdist.timeouts.step; it continues there, and delays later calls"
+                )
+    if silent_s > most_s + _REPORTED_WITHIN_S and not is_loop:
+        names = ", ".join(sorted(set(names_of(list(under_way.values()))))[:4])
+        raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
+    return is_loop
 
 
 def worker_statuses(

@@ -106,7 +106,7 @@ class CallLog:
             last = self._last()
             if self._steps or last is None or last.make is None:
                 return
-            if len(last) != num_replicas or _is_gone(last.record, lambda worker: False):
+            if len(last) != num_replicas or _is_gone(last.record, lambda *_: False):
                 last.record.fail(failed)
                 self._steps.append([last.record, self._last, last.make])
 
@@ -121,17 +121,17 @@ class CallLog:
         with self._lock:
             self._steps.clear()
 
-    def calls_to_make_again(self, is_open: Callable[[str], bool]) -> list[LoggedCall]:
+    def calls_to_make_again(self, is_there: Callable[[str, int], bool]) -> list[LoggedCall]:
         """Return the calls to make again, all of which are over: from the first on that needs a lost worker."""
         with self._lock:
             steps = list(map(_calls_of, self._steps))
         for number, step in enumerate(steps):
             for place, (record, handle, _) in enumerate(step):
                 is_unobserved = record.function is None and handle() is not None
-                if _is_lost(record) or (is_unobserved and _is_gone(record, is_open)):
+                if _is_lost(record) or (is_unobserved and _is_gone(record, is_there)):
                     # Results that each replica had cannot be given to fewer replicas.
                     needs_step = any(
-                        earlier.function is not None and _is_gone(earlier, is_open) for earlier, _, _ in step[:place]
+                        earlier.function is not None and _is_gone(earlier, is_there) for earlier, _, _ in step[:place]
                     )
                     needs_step = needs_step or any(later.takes_results for later, _, _ in step[place:])
                     return list(chain(step if needs_step else step[place:], *steps[number + 1 :]))
@@ -170,11 +170,11 @@ def _is_lost(record: Record) -> bool:
     return record.has_failed and any(isinstance(failed.failure.error(), LOST) for failed in record.failures())
 
 
-def _is_gone(record: Record, is_open: Callable[[str], bool]) -> bool:
+def _is_gone(record: Record, is_there: Callable[[str, int], bool]) -> bool:
     # Return whether a result is on lost workers only.
-    if record.is_replicated and any(map(is_open, record.workers)):
+    if record.is_replicated and any(is_there(worker, record.number) for worker in record.workers):
         return False
     return any(
-        outcome is not None and type(outcome[1]) is StaysOnWorker and not is_open(worker)
+        outcome is not None and type(outcome[1]) is StaysOnWorker and not is_there(worker, record.number)
         for worker, outcome in zip(record.workers, record.outcomes, strict=True)
     )

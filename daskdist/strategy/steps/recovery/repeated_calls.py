@@ -70,11 +70,11 @@ class RepeatedCalls:
 
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again; None if there is none."""
-        return next((record.number for record, _, _ in self._log.calls_to_make_again(self.streams.is_open)), None)
+        return next((record.number for record, _, _ in self._log.calls_to_make_again(self.streams.is_there)), None)
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Make the calls again that failed because of a lost worker; see `CallRepetition`."""
-        calls = self._log.calls_to_make_again(self.streams.is_open)
+        calls = self._log.calls_to_make_again(self.streams.is_there)
         records = [record for record, _, _ in calls]
         if calls:
             self.num_made_again += 1
@@ -97,7 +97,7 @@ class RepeatedCalls:
 
     def fail_repeated_losses(self) -> None:
         """Fail the calls if one of them ended several workers, when no worker is left."""
-        records = [record for record, _, _ in self._log.calls_to_make_again(self.streams.is_open)]
+        records = [record for record, _, _ in self._log.calls_to_make_again(self.streams.is_there)]
         if error := self._repeated_loss(records, 1, "; no worker is left, create a new strategy"):
             self.num_made_again += 1
             self._fail(records, error)

@@ -26,7 +26,8 @@ class SchedulerRecovery(WorkerRecovery):
     """The recovery also from the loss of the scheduler: a strategy continues with another one at its address.
 
     The tasks that the program still needs are submitted to it again, so that batches that were handed out, or read
-    ahead, can be used as before. Workers of the lost scheduler have ended with it; others take the places of all.
+    ahead, can be used as before. Workers of the lost scheduler have ended with it; others take the places of all, and
+    may have the same addresses.
 
     The parameters are those of `WorkerRecovery`.
     """
@@ -80,7 +81,8 @@ class SchedulerRecovery(WorkerRecovery):
 
     def _continued(self, group: ReplicaGroup) -> ReplicaGroup:
         client, live_workers = self.client, self.live_workers
-        if len(live_workers.missing(workers_of(client))) == len(live_workers.present):
+        is_begun_again = len(live_workers.missing(workers_of(client))) == len(live_workers.present)
+        if is_begun_again:
             group = self._begun_again(group)
         else:
             # Only the connection was lost. Passes begin again from their positions with each new tuple of replicas.
@@ -88,7 +90,7 @@ class SchedulerRecovery(WorkerRecovery):
         if note_in_use(client, group.token, group.workers):
             self.report.start()
         self._submit.sent_blocks.follow_scheduler()
-        self._submit.futures.submit_again(group.workers)
+        self._submit.futures.submit_again(group.workers, are_new=is_begun_again)
         # Reads of values that the loss interrupted start again.
         self._repeated_calls.num_made_again += 1
         logger.warning(
@@ -102,13 +104,14 @@ class SchedulerRecovery(WorkerRecovery):
     def _begun_again(self, group: ReplicaGroup) -> ReplicaGroup:
         client, live_workers, streams = self.client, self.live_workers, self.streams
         why = f"the scheduler at {client.scheduler.address} was lost, and with it all workers"
-        group = replace(group, replicas=tuple(self.replacements.take_all(client)), lost_with=why)
+        before, replicas = live_workers.present, tuple(self.replacements.take_all(client))
+        group = replace(group, replicas=replicas, lost_with=why, num_lost=group.num_lost + 1)
         live_workers.replace_all(group.workers, why)
         # Remember their identities, as others may later get their addresses.
         live_workers.missing(workers_of(client))
         gone = Failure.of(ClusterError(f"a result is gone: {live_workers.advice}"))
         self._repeated_calls.fail_last(Failed(gone, None), len(group.replicas))
-        streams.abandon(live_workers.lost)
+        streams.abandon(before)
         self.objects.clear()
         run_on_workers(client, install, self.cross_replica, workers=group.workers)
         streams.open(group, group.workers)

@@ -24,6 +24,8 @@ _OPERATION: Final = "daskdist_results"
 # Seconds before the next attempt after a connection on which nothing was acknowledged; doubled each time.
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
+# Seconds to wait for an answer on a new connection before the next attempt.
+_ANSWERS_WITHIN_S: Final = 2.0
 # The number of senders whose last message number is remembered.
 _MOST_SENDERS: Final = 4096
 
@@ -171,7 +173,7 @@ class Peers:
                 before = link.num_acknowledged
                 try:
                     await self._send_by_one(address, link)
-                except CommClosedError as error:
+                except (CommClosedError, TimeoutError) as error:
                     why = f"{type(error).__name__}: {error}"
                 if link.end_if_unused():
                     break
@@ -193,7 +195,8 @@ class Peers:
         try:
             opening = {"link": link.name, "is_framed": can_be_framed(comm)}
             await comm.write({"op": _OPERATION, "reply": False, **opening})
-            number, is_framed = await comm.read()
+            # A worker that was started at the address of a lost one answers once it takes part.
+            number, is_framed = await asyncio.wait_for(comm.read(), _ANSWERS_WITHIN_S)
             link.acknowledge(number)
             ends += map(
                 asyncio.ensure_future,
