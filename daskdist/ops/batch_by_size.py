@@ -182,7 +182,7 @@ class SizeCursor(ABC):
 
     def skip(self, num_batches: int) -> int:
         """Skip batches; of the elements before the last resume point, pull only those that were in no batch there."""
-        point = self.source.go_on(num_batches)
+        point = self.source.resume(num_batches)
         if point is None:
             return 0
         for noted in self.source.rest(point):

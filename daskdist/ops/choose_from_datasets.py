@@ -211,7 +211,7 @@ class ChosenCursor(DirectedCursor):
 
     def skip(self, num_elements: int) -> int:
         """Skip elements: those before the last resume point by their number in each source."""
-        point = self.choices.source.go_on(num_elements)
+        point = self.choices.source.resume(num_elements)
         if point is None:
             return 0
         for noted in self.choices.source.rest(point):

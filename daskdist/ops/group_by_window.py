@@ -241,7 +241,7 @@ class GroupCursor:
 
     def skip(self, num_groups: int) -> int:
         """Skip groups: elements before the last resume point that were in no group there are pulled again."""
-        point = self.source.go_on(num_groups)
+        point = self.source.resume(num_groups)
         if point is None:
             return 0
         held = dict(zip(point.state[::2], point.state[1::2], strict=True))

@@ -167,7 +167,7 @@ class ResampleCursor:
 
     def skip(self, num_elements: int) -> int:
         """Skip elements: those before the last resume point, where the generator and the counts are as they were."""
-        point = self.source.go_on(num_elements)
+        point = self.source.resume(num_elements)
         if point is None:
             return 0
         state, seen, num_kept = point.state

@@ -44,14 +44,6 @@ class Intervals:
         place = bisect_right(self._firsts, number) - 1
         return place >= 0 and number < self._stops[place]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Intervals) and self._firsts == other._firsts and self._stops == other._stops
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Intervals({list(self)})"
-
     def add(self, first: int, stop: int) -> None:
         """Add the numbers from ``first`` to before ``stop``."""
         if first >= stop:

@@ -6,7 +6,6 @@ import bz2
 import gzip
 import io
 import lzma
-import os
 import zlib
 from typing import IO, Any, Final
 
@@ -156,7 +155,3 @@ class Reopened(io.RawIOBase):
         content, self._ahead = self._ahead[: len(buffer)], self._ahead[len(buffer) :]
         buffer[: len(content)] = content
         return len(content)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Raise, because the file is read sequentially."""
-        raise io.UnsupportedOperation("the file can only be read sequentially")

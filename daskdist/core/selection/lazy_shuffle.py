@@ -129,9 +129,6 @@ class ShuffledSelection(Selection):
     is_range = False
     intervals = None
 
-    def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
-        return ShuffledSelection(blocks, self.permuted, self._ahead)
-
     def __getitem__(self, part: slice) -> Selection:
         start, stop, _ = part.indices(len(self))
         if (start, stop) == (0, len(self)):

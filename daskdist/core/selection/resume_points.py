@@ -92,7 +92,7 @@ class ResumableSource:
             self._firsts.clear()
         self.context.note_point(place, (first, self.num_pulled, *state))
 
-    def go_on(self, num_elements: int) -> ResumePoint | None:
+    def resume(self, num_elements: int) -> ResumePoint | None:
         """Advance the input to the last point at or before ``num_elements`` handed out; None without one."""
         point = self.context.point_before(num_elements)
         if point is None:

@@ -96,10 +96,6 @@ class Selection:
         """Return the rows as intervals, of one row each if necessary."""
         return self.intervals or RowIntervals(self.places, self.row_numbers, np.arange(len(self) + 1))
 
-    def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
-        """Return the same rows of other blocks."""
-        return Selection(blocks, self.rows, self.block_index)
-
     def spans(self, starts: Index, stops: Index) -> Selection:
         """Return the elements from each start to its stop, in order."""
         intervals = self.intervals
@@ -210,9 +206,6 @@ class IntervalSelection(Selection):
     def intervals(self) -> RowIntervals:
         return self._intervals
 
-    def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
-        return IntervalSelection(blocks, self._intervals)
-
     def __getitem__(self, part: slice) -> Selection:
         start, stop, _ = part.indices(len(self))
         if (start, stop) == (0, len(self)):
@@ -272,9 +265,6 @@ class WindowSelection(Selection):
     @property
     def intervals(self) -> RowIntervals:
         return self.windows.intervals
-
-    def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
-        return WindowSelection(blocks, self.windows)
 
     def __getitem__(self, part: slice) -> Selection:
         start, stop, _ = part.indices(len(self))

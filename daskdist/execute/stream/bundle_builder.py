@@ -381,8 +381,8 @@ class BundleBuilder:
             return 0
         sizes = np.array([ref.num_rows for ref in selection.blocks]).take(intervals.block_index)
         starts, stops = intervals.starts, intervals.starts + np.diff(intervals.bounds)
-        goes_on = intervals.block_index[1:] == intervals.block_index[:-1]
-        between = starts[1:] - stops[:-1] + np.where(goes_on, 0, sizes[:-1])
+        is_same_block = intervals.block_index[1:] == intervals.block_index[:-1]
+        between = starts[1:] - stops[:-1] + np.where(is_same_block, 0, sizes[:-1])
         first, last = (selection.blocks[intervals.block_index[place]] for place in (0, -1))
         before = starts[0] - self._reached.row + (0 if self._reached.block() is first else self._reached.num_rows)
         self._reached = _Reached(weakref.ref(last), int(stops[-1]), last.num_rows)

@@ -55,7 +55,7 @@ class BlockCursor:
     # True if blocks are handed out in the order in which they were requested.
     in_order = True
     # True if the cursor continues after its input raised an error; a source ends there.
-    goes_on = False
+    continues = False
     # True if blocks are unchanged data, so that their size and the time that they take are known beforehand.
     is_plain = False
     # The number of rows that the last call computed if its time is of interest; 0 if it is not.
@@ -242,7 +242,7 @@ class BlockCursor:
             except Exception as error:
                 # Blocks that were requested before the error are handed out first.
                 self.failure = FailedElement(error)
-                self.is_over = not self.goes_on
+                self.is_over = not self.continues
             else:
                 self._push(ref)
                 self._note_sample(ref)
@@ -335,7 +335,7 @@ class BlockCursor:
 class ComputeCursor(BlockCursor):
     """A cursor over blocks computed from blocks, or from batches gathered for the purpose."""
 
-    goes_on = True
+    continues = True
 
     def __init__(self, runtime: StreamRuntime, compute: Compute, path: Path, epoch: Epoch, source: Cursor) -> None:
         super().__init__(runtime, compute.factor, path, epoch, compute.name, may_be_large=compute.may_be_large)
@@ -402,7 +402,7 @@ class ComputeCursor(BlockCursor):
 class ChainCursor(BlockCursor):
     """A cursor over blocks computed from blocks, each with the value carried over from the one before."""
 
-    goes_on = True
+    continues = True
 
     def __init__(self, runtime: StreamRuntime, chain: Chain, path: Path, epoch: Epoch, source: Cursor) -> None:
         super().__init__(runtime, chain.factor, path, epoch, chain.name, may_be_large=chain.may_be_large)

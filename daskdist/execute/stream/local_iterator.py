@@ -188,7 +188,7 @@ class ElementIterator(Iterator[Any], Advised):
             self._interpreter = Interpreter(self._caller, budget_bytes=self._budget_bytes)
             self._builder = BundleBuilder(self._interpreter, self._primitive, None, empty=pooled_empty)
             self._current = _Current()
-            self._go_on(self._builder, self._interrupted_at)  # type: ignore[arg-type]
+            self._continue_from(self._builder, self._interrupted_at)  # type: ignore[arg-type]
         self._interrupted_at = None
 
     def _repr_html_(self) -> str | None:
@@ -282,9 +282,9 @@ class ElementIterator(Iterator[Any], Advised):
         builder = self._open_builder("load_state_dict")
         if self._number or self._num_passed or self._current.bundle is not None:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
-        self._go_on(builder, state)
+        self._continue_from(builder, state)
 
-    def _go_on(self, builder: BundleBuilder, state: dict[str, Any]) -> None:
+    def _continue_from(self, builder: BundleBuilder, state: dict[str, Any]) -> None:
         (position,) = content_of(state, self._identity.pipeline())["positions"]
         if position.seeds != self._identity.seeds:
             # Operations without a given seed drew their own, which the position replaces.

@@ -50,10 +50,10 @@ def may_hold_number_text(data: bytes, delimiter: str, quote: str) -> bool:
             begins[1:] |= (part[1:] == _MINUS) & begins[:-1]
         is_candidate = part[1:-1] == _ZERO
         is_candidate &= begins[:-2]
-        goes_on = (part[2:] - _ZERO) < _TEN
+        is_continued = (part[2:] - _ZERO) < _TEN
         if has_x:
-            goes_on |= (part[2:] | _LOWER) == _X
-        is_candidate &= goes_on
+            is_continued |= (part[2:] | _LOWER) == _X
+        is_candidate &= is_continued
         if has_plus:
             is_candidate |= (part[1:-1] == _PLUS) & begins[:-2]
         if is_candidate.any():

@@ -141,7 +141,7 @@ class DistributedIterator(Advised):
         # Ends the caller's threads when the iterator is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
-    def _open(self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], *, goes_on: bool = False) -> None:
+    def _open(self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], *, is_resumed: bool = False) -> None:
         devices, options = self._devices, self._options
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Memory pinned for one device of a kind serves all devices of that kind.
@@ -164,7 +164,7 @@ class DistributedIterator(Advised):
             builder = BundleBuilder(
                 interpreter,
                 primitive,
-                None if goes_on else epoch,
+                None if is_resumed else epoch,
                 pipeline.consumers,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
@@ -247,10 +247,10 @@ class DistributedIterator(Advised):
             if isinstance(self._interrupted_at, tuple):
                 self._interrupted_at = self._state(*self._interrupted_at)
             self._feeds.close()
-            self._go_on(self._interrupted_at)  # type: ignore[arg-type]
+            self._continue_from(self._interrupted_at)  # type: ignore[arg-type]
         self._interrupted_at = None
 
-    def _go_on_with_replicas(self) -> None:
+    def _continue_with_replicas(self) -> None:
         # Share out the rest of the pass over the replicas that are left, if some were lost.
         if not self._has_changed():
             return
@@ -263,7 +263,7 @@ class DistributedIterator(Advised):
             state = self._state(*self._numbers())
             self._feeds.close()
             self._source, self._call_maps, self.element_spec = source, call_maps, element_spec
-            self._go_on(state)
+            self._continue_from(state)
 
     def _next(self) -> Any:
         if self._failure:
@@ -272,7 +272,7 @@ class DistributedIterator(Advised):
         is_taken = False
         try:
             if not self._is_over:
-                self._go_on_with_replicas()
+                self._continue_with_replicas()
             value = self._step()
             is_taken = True
             return self._mapped(value)
@@ -307,7 +307,7 @@ class DistributedIterator(Advised):
             try:
                 return self._call_maps(value)
             except ClusterError:
-                self._go_on_with_replicas()
+                self._continue_with_replicas()
                 if self._replicas is replicas:
                     raise
         return value
@@ -448,14 +448,14 @@ class DistributedIterator(Advised):
             raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
         if self._num_steps or self._is_over or any(map(any, self._feeds.handed_out())):
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
-        self._go_on(state)
+        self._continue_from(state)
 
-    def _go_on(self, state: dict[str, Any]) -> None:
+    def _continue_from(self, state: dict[str, Any]) -> None:
         source = self._source
         sections, section, positions, num_steps, is_over = source.position_of(state)
         self._sections, pipelines, positions, is_exact = source.pipelines_at(sections, section, positions)
         self._num_steps, self._is_over = num_steps, is_over
-        self._open(pipelines, [position.epoch for position in positions], goes_on=True)
+        self._open(pipelines, [position.epoch for position in positions], is_resumed=True)
         for feed, primitive, position in zip(self._feeds.feeds, self._primitives, positions, strict=True):
             feed.move_to(primitive, position, is_exact=is_exact)
         self._handed_out = self._feeds.handed_out()

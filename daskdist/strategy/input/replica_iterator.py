@@ -105,7 +105,7 @@ class ReplicaIterator(Iterator[Any]):
         self._is_over = self._is_closed = False
         self._reported = ReportedFailures()
         # True if the raised error is of one element and others follow it.
-        self._goes_on = False
+        self._has_more = False
         self._lock = RLock()
         self._elements: Iterator[Any] = self._pass()
 
@@ -131,9 +131,9 @@ class ReplicaIterator(Iterator[Any]):
             raise
         except Exception as error:
             # Raise the failure again at the next call, unless other elements follow it.
-            if not self._goes_on:
+            if not self._has_more:
                 self._elements = _Failed(error)
-            self._goes_on = False
+            self._has_more = False
             raise
         self._num_elements += 1
         if self._times is not None:
@@ -152,7 +152,7 @@ class ReplicaIterator(Iterator[Any]):
                 return element
             error = element.again()
             if self._reported.is_new(error):
-                self._goes_on = True
+                self._has_more = True
                 raise error
 
     def get_next(self) -> Any:

@@ -547,15 +547,15 @@ class ClusterBackend:
         """Wait while a condition holds and calls are under way; the end of a call may change the condition."""
         streams, capture = self.streams, current_capture()
 
-        def goes_on() -> bool:
+        def must_wait() -> bool:
             # The log keeps the batches of complete steps, too, until they are removed.
             self._log.rest()
             return streams.is_busy and condition()
 
-        if goes_on():
+        if must_wait():
             if capture is not None:
                 capture.note_wait("steps under way had to end, whose batches fill their part of the workers' memory")
-            streams.wait(lambda: not goes_on())
+            streams.wait(lambda: not must_wait())
 
     def end_call(self, handles: Sequence[Handle], why: str) -> None:
         """End the functions of a call at their next batch, collective operation or checkpoint, and wait for that."""
