@@ -16,7 +16,7 @@ from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset, errors
-from daskdist.core.functions.by_value import modules_by_value
+from daskdist.core.functions.by_value import _is_local_file, modules_by_value
 from daskdist.core.functions.code_fingerprint import fingerprint_of
 from daskdist.errors import ArgumentError
 
@@ -250,6 +250,15 @@ def test_modules_to_send_that_are_refused(names, message):
         modules_by_value(),
     ):
         pass
+
+
+def test_the_files_of_modules_are_looked_up_once():
+    with dask.config.set({"daskdist.send-modules": "local"}):
+        before = _is_local_file.cache_info()
+        for _ in range(2):
+            with modules_by_value():
+                between, before = before, _is_local_file.cache_info()
+    assert (before.misses, before.hits > between.hits) == (between.misses, True)
 
 
 @pytest.mark.cluster

@@ -5,6 +5,7 @@ By default only functions of ``__main__`` and notebooks do; those of modules are
 
 from __future__ import annotations
 
+import functools
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -78,6 +79,12 @@ def _is_local(module: ModuleType, folder: Path) -> bool:
     file = getattr(module, "__file__", None)
     if not file or module.__name__ == "__main__" or module.__name__.partition(".")[0] == "daskdist":
         return False
+    return _is_local_file(file, folder)
+
+
+@functools.cache
+def _is_local_file(file: str, folder: Path) -> bool:
+    # Many modules are asked about for each function that is sent, and finding out takes system calls.
     path = Path(file).resolve()
     return folder in path.parents and not any(
         installed in path.parents for installed in _INSTALLED if installed != folder and installed not in folder.parents
