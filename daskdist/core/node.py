@@ -131,6 +131,8 @@ class Node:
     replays_first_pass: ClassVar[bool] = False
     # An explanation of a result without elements, if that may be by chance.
     why_empty: ClassVar[str] = ""
+    # Whether it divides the rows into parts, which a division of the files would not do as well.
+    splits_rows: ClassVar[bool] = False
 
     @property
     def reads_files(self) -> bool | None:

@@ -98,6 +98,7 @@ class SplitNode(Transformation):
 
     name = "split"
     facts = Facts(keeps_spec=True)
+    splits_rows = True
     # A description of how elements are assigned to parts.
     manner: ClassVar[str] = ""
     why_empty = (

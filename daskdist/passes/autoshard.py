@@ -103,6 +103,7 @@ class _Survey:
     obstacles: list[str] = field(default_factory=list)
     pairings: list[Pairing] = field(default_factory=list)
     cuts: list[str] = field(default_factory=list)
+    row_splits: list[str] = field(default_factory=list)
     dropping_operations: list[str] = field(default_factory=list)
     group_filters: list[str] = field(default_factory=list)
     # The ids of nodes that read files whose names are elements.
@@ -119,6 +120,7 @@ class _Survey:
             tuple(self.obstacles),
             tuple(self.pairings),
             cuts=tuple(self.cuts),
+            row_splits=tuple(self.row_splits),
             dropping_operations=tuple(self.dropping_operations),
             group_filters=tuple(self.group_filters),
             drops_uneven=bool(merged_options(self.root).drop_uneven),
@@ -150,6 +152,8 @@ class _Survey:
             self.obstacles.append(node.name)
             if node.facts.by_count:
                 self.cuts.append(node.name)
+            if node.splits_rows:
+                self.row_splits.append(node.name)
         for source in node.inputs:
             self.look(source)
 

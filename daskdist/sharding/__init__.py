@@ -135,6 +135,8 @@ class ShardingInput:
         The number of placeholders for the policy HINT.
     cuts
         The obstacles that keep or drop the first elements.
+    row_splits
+        The obstacles that divide the rows, which a division of the files would not do as well.
     dropping_operations
         The operations that drop the remainder at the end of a share.
     group_filters
@@ -154,6 +156,7 @@ class ShardingInput:
     pairings: tuple[Pairing, ...] = ()
     num_hints: int = 0
     cuts: tuple[str, ...] = ()
+    row_splits: tuple[str, ...] = ()
     dropping_operations: tuple[str, ...] = ()
     group_filters: tuple[str, ...] = ()
     drops_uneven: bool = False

@@ -89,6 +89,9 @@ def try_to(sharding_input: ShardingInput) -> Decision:
             return _refusal(source.objection, is_costly, source.advice)
     if sharding_input.obstacles:
         names = ", ".join(dict.fromkeys(sharding_input.obstacles))
+        if sharding_input.row_splits == sharding_input.obstacles:
+            advice = f"To shard by file, {names} by a key of the rows"
+            return _refusal(f"{names} goes by the numbers of all rows", False, advice)
         return _refusal(
             f"{names} would have another result on each worker's files",
             is_costly,

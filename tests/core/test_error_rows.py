@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from daskdist import Dataset, errors
+from daskdist.core.block import Bundle
+from daskdist.core.failing.failed_elements import TryEach
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins
+from daskdist.core.structure import Structure
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads

@@ -87,7 +87,7 @@ SHAPES = {
         "5 files",
     ),
     "batch_by_size": (lambda f: read_parquet(f, "id").batch_by_size(6, lambda x: 2), "FILE", "5 files"),
-    "split": (lambda f: read_parquet(f, "id").split(0.6)[0], "DATA", "split"),
+    "split": (lambda f: read_parquet(f, "id").split(0.6)[0], "DATA", "split goes by the numbers of all rows"),
     "split-by": (lambda f: read_parquet(f, "id").split(0.6, by=lambda x: x)[0], "FILE", "5 files"),
     "select": (lambda f: read_parquet(f).shuffle(5)["id"], "FILE", "5 files"),
     # A function reads the files.
@@ -214,6 +214,7 @@ SHAPES = {
     ),
     # These operations give other results for each worker's files.
     "take": (lambda f: read_parquet(f, "id").take(7), "DATA", "take would have another result"),
+    "split-take": (lambda f: read_parquet(f, "id").split(0.8)[0].take(7), "DATA", "take, split would have another"),
     "skip": (lambda f: read_parquet(f, "id").skip(7), "DATA", "skip would have another result"),
     "enumerate": (lambda f: read_parquet(f, "id").enumerate(), "DATA", "enumerate would have another result"),
     "unique": (lambda f: read_parquet(f, "id").map(lambda x: x % 4).unique(), "DATA", "unique would have another"),
@@ -484,6 +485,7 @@ def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
     [
         ("interleave", "INFO", "sharding by FILE: 5 files that interleave reads for 2 workers"),
         ("range", "INFO", "sharding by DATA: range reads no files"),
+        ("split", "INFO", "sharding by DATA: split goes by the numbers of all rows"),
         ("take", "WARNING", "To shard by file, apply take to the names of the files"),
         ("zip-other-files", "WARNING", "Write both as files with the same numbers of rows"),
         ("zip-range", "WARNING", "Write its elements to files too"),

@@ -21,6 +21,8 @@ _LEFT_UNCOUNTED: Final = "_daskdist_left_uncounted"
 Place = tuple[int, int]
 # The most failed elements whose numbers are kept with a carried value.
 _MOST_FAILED: Final = 1000
+# The failed elements of a block that keep the frames of their errors, which hold the rows and take kilobytes each.
+_MOST_WITH_FRAMES: Final = 100
 # The place of a failure of the reader, which is the first computation of a block.
 _NOT_READ: Final = (0, 0)
 
@@ -360,7 +362,7 @@ def _of_each(
     error_before
         Returns the error of an element that failed before.
     """
-    results = _Made(rows.label)
+    results, num_failed = _Made(rows.label), 0
     before = {element.number: element.is_raised for element in left_out if element.stage == stage}
     for index in range(len(rows)):
         if index in before:
@@ -377,6 +379,9 @@ def _of_each(
                 failed = FailedElement(failure if error is None or results.has_failed else error)
             if failed is not None:
                 failed.place = (stage, index)
+                num_failed += 1
+                if num_failed > _MOST_WITH_FRAMES:
+                    _drop_frames(failed.error)
         elif not stage:
             # The element failed before this block was computed.
             failed = FailedElement(failed.error, failed.split, (stage, index), failed.uncounted)
@@ -386,6 +391,12 @@ def _of_each(
         # The function fails only for several elements together, or the error was there only for a moment.
         return _called(function, rows, stage)
     return results.rows(rows)
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class _OtherStructureError(DaskdistError):
