@@ -18,7 +18,7 @@ PerReplica:{
 from typing import TYPE_CHECKING, Final
 
 from daskdist.core.lazy_imports import lazily
-from daskdist.display.missing_methods import OF_CONSTRUCTORS
+from daskdist.display.missing_methods import AS_FUNCTIONS, OF_CONSTRUCTORS
 from daskdist.tensorflow.missing_names import TOP
 
 if TYPE_CHECKING:
@@ -166,4 +166,4 @@ _NAMES: Final = {
 
 __all__ = [*_NAMES]
 
-__getattr__, __dir__ = lazily(__name__, _NAMES, {**OF_CONSTRUCTORS, **TOP})
+__getattr__, __dir__ = lazily(__name__, _NAMES, {**OF_CONSTRUCTORS, **AS_FUNCTIONS, **TOP})

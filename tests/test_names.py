@@ -147,6 +147,10 @@ def test_attributes_that_datasets_lack():
     assert (caught.value.name, caught.value.obj) == ("colums", ds)
     with pytest.raises(AttributeError, match=r"use Dataset\.from_tensor_slices"):
         _ = daskdist.from_pandas
+    for name, advice in missing_methods.AS_FUNCTIONS.items():
+        assert hasattr(Dataset, name)
+        with pytest.raises(AttributeError, match=rf"^module 'daskdist' has no attribute '{name}'; use {advice}$"):
+            getattr(daskdist, name)
     with pytest.raises(errors.ArgumentError, match=r"list is not a pipeline; .* Dataset\.from_list"):
         Dataset([1, 2])
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 _FRAME: Final = "ds.to_pandas() or ds.to_dask_dataframe(), which have it"
 _STATISTICS: Final = "ds.describe(), which has it for each column"
 _TENSORS: Final = "daskdist.torch_loader(ds.batch(64)), or daskdist.to_torch(batch) and daskdist.to_jax(batch)"
+_TRAINING: Final = "a loop over ds.batch(64), or model.fit(daskdist.keras_data(ds.batch(64))) of Keras"
 _PICK: Final = 'ds.select(["x", "y"])'
 _ADD: Final = 'ds.map(lambda row: {**row, "new": row["x"] + 1})'
 
@@ -17,6 +18,7 @@ OF_DATASETS: Final = {
     "assign": _ADD,
     "astype": 'ds.map(lambda row: {**row, "x": row["x"].astype("float32")})',
     "cast_column": 'ds.map(lambda row: {**row, "x": row["x"].astype("float32")})',
+    "class_names": "daskdist.class_names_of(directory)",
     "collect": "list(ds)",
     "column_names": "ds.columns",
     "corr": _FRAME,
@@ -26,8 +28,10 @@ OF_DATASETS: Final = {
     "dropna": 'ds.filter(lambda row: not numpy.isnan(row["x"]))',
     "dtypes": "ds.element_spec",
     "features": "ds.element_spec",
+    "evaluate": _TRAINING,
     "fillna": "missing={column: value} of the reader, or ds.map",
     "filter_with_legacy_function": "ds.filter(function)",
+    "fit": _TRAINING,
     "groupby": f"{_FRAME}, or ds.group_by_window for batches of one key",
     "iloc": "ds.skip(10).take(5), or iterate over ds",
     "info": "ds.element_spec, ds.count() and ds.describe()",
@@ -94,6 +98,7 @@ OF_CONSTRUCTORS: Final = {
     "from_pandas": "Dataset.from_tensor_slices(dict(frame))",
     "from_torch": "Dataset.from_tensor_slices(tensor.numpy()), or Dataset.from_generator",
     "load_dataset": "daskdist.read_files(files), or another reader such as daskdist.read_parquet",
+    **{f"read_{form}": "daskdist.read_arrow(files)" for form in ("feather", "ipc")},
     **{
         f"{verb}_{form}": f"daskdist.read_{form}(files)"
         for verb in ("from", "read")
@@ -138,6 +143,7 @@ OF_OBJECTS: Final = {
         "experimental_threading": "options.threading",
         "experimental_warm_start": _NOT_NEEDED,
         "max_intra_op_parallelism": "options.num_threads",
+        "num_workers": "options.num_processes",
     },
     "PerReplica": dict.fromkeys(("dtype", "item", "mean", "numpy", "shape", "sum", "tolist"), _LOCAL),
     "Strategy": {
@@ -170,6 +176,11 @@ OF_OBJECTS: Final = {
             )
         },
     },
+}
+# Constructors of `Dataset`, as functions of the package.
+AS_FUNCTIONS: Final = {
+    name: f"daskdist.Dataset.{name}"
+    for name in ("from_dask", "from_generator", "from_list", "from_tensor_slices", "from_tensors", "list_files")
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from dask.utils import parse_bytes
 
@@ -22,6 +22,13 @@ _ALIASES: Final = {"private_threadpool_size": "num_threads", "ram_budget": "memo
 
 
 class _Options(Advised):
+    def __new__(cls, *args: object, **settings: object) -> Self:
+        for name in settings:
+            # Derived classes have arguments of their own.
+            if cls is Options and name not in _CHECKS:
+                raise TypeError(_lacks(cls, name))
+        return super().__new__(cls)
+
     def __setattr__(self, name: str, value: object) -> None:
         name = _ALIASES.get(name, name)
         check = _CHECKS.get(name)
@@ -30,9 +37,13 @@ class _Options(Advised):
         elif isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
         else:
-            advice = advice_for(type(self), name)
-            rest = f"use {advice}" if advice else f"there are {', '.join(_CHECKS)}"
-            raise AttributeError(f"Options has no {name!r}; {rest}")
+            raise AttributeError(_lacks(type(self), name))
+
+
+def _lacks(cls: type, name: str) -> str:
+    advice = advice_for(cls, name)
+    rest = f"use {advice}" if advice else f"there are {', '.join(_CHECKS)}"
+    return f"Options has no {name!r}; {rest}"
 
 
 @dataclass(repr=False)

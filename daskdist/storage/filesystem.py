@@ -106,7 +106,8 @@ class Storage:
         if files:
             return files
         if not is_remote(path) and os.path.isdir(local(path)):
-            ends = " or ".join(map(repr, suffixes))
+            plain = [end for end in suffixes if not any(end.startswith(f"{other}.") for other in suffixes)]
+            ends = " or ".join(map(repr, plain)) + (", also compressed" if len(plain) < len(suffixes) else "")
             raise FileError(
                 f"no file matches: the directory {path!r} has none whose name ends in {ends}; names that begin with "
                 "'_' or '.', and the contents of such directories, are skipped"

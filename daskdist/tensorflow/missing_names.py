@@ -35,6 +35,7 @@ _FRAMEWORK: Final = "PyTorch, JAX or Keras in the functions that strategy.run ca
 TOP: Final = {
     **{name: f"numpy.{name}" for name in _OF_NUMPY},
     **{name: f"numpy.{other}" for name, other in _OTHERWISE_OF_NUMPY.items()},
+    "AUTOTUNE": "daskdist.data.AUTOTUNE; without num_parallel_calls, the number is chosen for you too",
     "DType": "numpy.dtype",
     "GradientTape": _FRAMEWORK,
     "Graph": "plain Python: functions are always called as they are written",

@@ -118,3 +118,25 @@ def test_pickled_origins_are_the_same_for_few_and_many_rows_of_a_block(num_block
     again = pickle.loads(pickle.dumps(origin))
     assert [again.where(k) for k in range(num_rows)] == [origin.where(k) for k in range(num_rows)]
     assert len(again.origins) <= num_blocks * 8
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (lambda date: date > "2024-02-29", r"instead of text$"),
+        (lambda date: date.hour > 3, r"date\.astype\('datetime64\[us\]'\)\.item\(\) is one of datetime$"),
+    ],
+)
+def test_functions_that_take_dates_for_others_are_advised(function, advice):
+    dates = Dataset.from_tensor_slices(np.array(["2024-02-28T01", "2024-03-01T05"], "datetime64[s]"))
+    with pytest.raises(errors.UserFunctionError, match=advice):
+        list(dates.filter(function))
+    assert len(list(dates.filter(lambda date: date > np.datetime64("2024-02-29")))) == 1
+    assert len(list(dates.filter(lambda date: date.astype("datetime64[us]").item().hour > 3))) == 1
+
+
+def test_many_failing_rows_keep_the_frames_of_few():
+    rows = TryEach(lambda rows: [1 // 0])(Bundle(Structure.of(0)[1], [(k,) for k in range(1000)]))
+    errors_of_rows = [rows.raw(k).error for k in range(1000)]
+    assert 0 < sum(error.__traceback__ is not None for error in errors_of_rows) <= 100
+    assert all(isinstance(error, ZeroDivisionError) for error in errors_of_rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import subprocess
 import sys
 import threading
@@ -86,6 +88,11 @@ def test_only_fields_that_are_set_are_shown():
 def test_the_error_about_an_unknown_field_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"no 'speed'; there are auto_shard_policy, balance, deterministic"):
         Options().speed = 3
+    with pytest.raises(TypeError, match=r"^Options has no 'num_workers'; use options\.num_processes$"):
+        Options(num_workers=3)
+    with pytest.raises(TypeError, match=r"^Options has no 'speed'; there are .*num_processes"):
+        Options(speed=3)
+    assert copy.deepcopy(Options(seed=3)) == pickle.loads(pickle.dumps(Options(seed=3))) == Options(seed=3)
     with pytest.raises(errors.ArgumentError, match="expected Options, got dict"):
         Dataset.range(3).with_options({"num_threads": 2})
 

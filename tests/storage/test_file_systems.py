@@ -60,6 +60,8 @@ def test_other_files_of_spark_are_not_read(tmp_path, name):
         assert len(daskdist.read_parquet(place)) == len(daskdist.read_files(place)) == 3
     with pytest.raises(errors.FileError, match=r"has none whose name ends in .*begin with '_' or '.'.*are skipped"):
         daskdist.read_csv(tmp_path)
+    with pytest.raises(errors.FileError, match=r"ends in '\.csv' or '\.tsv' or '\.tab', also compressed; names"):
+        daskdist.read_csv(tmp_path)
 
 
 class NoCredentialsError(Exception):

@@ -103,7 +103,7 @@ def test_replicas_take_elements_in_turn():
     strategy = mirrored(2)
     distributed = strategy.distribute_datasets_from_function(in_pairs)
     assert steps_of(strategy, distributed) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], []]]
-    assert distributed.cardinality() == 3
+    assert distributed.cardinality() == len(distributed) == 3
     assert distributed.element_spec == PerReplicaSpec(*[TensorSpec((None,), np.int64)] * 2)
 
 

@@ -168,10 +168,14 @@ class UserFunction:
         )
 
     def advice(self, error: Exception) -> str:
-        """Return the end of a message about an error, if it is a wrong call: what to write instead."""
+        """Return the end of a message about an error: what to write instead of a wrong call or a wrong use of dates."""
+        text = str(error)
+        if isinstance(error, AttributeError) and text.startswith("'numpy.datetime64' object"):
+            return ". Dates are of NumPy: date.astype('datetime64[us]').item() is one of datetime"
         if not isinstance(error, TypeError):
             return ""
-        text = str(error)
+        if "DateTime64DType" in text and "Str" in text:
+            return ". Dates are of NumPy: use numpy.datetime64('2024-02-29') instead of text"
         if "missing" in text and text.endswith("argument: 'rng'"):
             if self.operation == "map":
                 return f". map({self.short_name}, rng=seed) gives it a random generator for each element"

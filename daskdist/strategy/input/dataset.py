@@ -30,7 +30,7 @@ from daskdist.display.missing_methods import advice_for, missing_attribute
 from daskdist.display.pages import distributed_page
 from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import shares_table, tree
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller
 from daskdist.execute.stream.local_iterator import nodes_of, rows_of
 from daskdist.execute.transfer.copy_stats import CopyStats
@@ -271,6 +271,15 @@ class DistributedDataset:
         If a function of whole batches leaves a batch without rows, there is one step less than this.
         """
         return self._feed.cardinality()
+
+    def __len__(self) -> int:
+        num_steps = self.cardinality()
+        if num_steps < 0:
+            raise UnknownLengthError("the number of steps is endless or unknown so far; cardinality() says which")
+        return num_steps
+
+    def __bool__(self) -> bool:
+        return True
 
     def explain(self) -> PlainText:
         """Describe how input is divided and why, what each worker reads, and which leaves stay on the host."""
