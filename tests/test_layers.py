@@ -419,7 +419,7 @@ def _public_functions(tree: ast.Module):
 
 
 # A variable or parameter with one of these names does not say what it holds.
-VAGUE_VARIABLES = {"each", "found", "given", "made", "own"}
+VAGUE_VARIABLES = {"each", "found", "given", "here", "made", "own", "told", "what"}
 # Words in messages that are not how people speak today; docstrings and comments are left to readers.
 OLD_WORDS = re.compile(r"\b(mend|anew|whoever)\b")
 
@@ -449,6 +449,13 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
                 if re.match(RIDDLES, docstring):
                     failures.append(f"{path}: {docstring.splitlines()[0]}")
     assert not failures, "\n".join(failures)
+
+
+@each_file
+def test_docstrings_describe_errors_below_their_names(path):
+    for node in [tree_of(path), *definitions_in(tree_of(path).body)]:
+        line = re.search(r"(?m)^\s*\w+(Error|Unknown) [A-Z`].*", ast.get_docstring(node) or "")
+        assert line is None, f"{name_of(path)}: {line[0]!r}"
 
 
 def test_public_methods_name_their_options():

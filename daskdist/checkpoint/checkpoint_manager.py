@@ -201,7 +201,8 @@ class CheckpointManager:
 
         Raises
         ------
-        ArgumentError As for `Checkpoint.restore`.
+        ArgumentError
+            As for `Checkpoint.restore`.
         FileError
             There are checkpoints, but all of them are damaged; or the one of the given step is, or is missing.
         """

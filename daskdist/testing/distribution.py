@@ -101,7 +101,7 @@ def afresh(dataset: Dataset) -> Dataset:
 class Outcome:
     """The result of a pass over a dataset on a strategy."""
 
-    what: str
+    name: str
     distributed: DistributedDataset
     steps: list[tuple[Any, ...]]
 
@@ -153,7 +153,7 @@ class DistributionLaws:
     def test_each_step_has_a_row(self) -> None:
         for _, strategy, outcome in self.outcomes():
             if strategy.num_replicas_in_sync > 1:
-                check(all(any(map(_has_rows, step)) for step in outcome.steps), f"{outcome.what}: a step without rows")
+                check(all(any(map(_has_rows, step)) for step in outcome.steps), f"{outcome.name}: a step without rows")
 
     def test_cardinality_is_the_number_of_steps(self) -> None:
         for _, _, outcome in self.outcomes():
@@ -173,7 +173,7 @@ def check_rows(dataset: Iterable[Any], strategy: Strategy, outcome: Outcome) -> 
     # If leaves of a batch differ in length, as in zipped batches, each leaf is split separately.
     are_rows = all(len({len(leaf) if leaf.shape else -1 for leaf in leaves}) == 1 for leaves in batches)
     actual, expected = ([row for leaves in values for row in _rows(leaves, are_rows)] for values in (pieces, batches))
-    same_multiset(actual, expected * times, f"{outcome.what}: rows")
+    same_multiset(actual, expected * times, f"{outcome.name}: rows")
 
 
 def check_pieces(outcome: Outcome) -> None:
@@ -189,14 +189,14 @@ def check_pieces(outcome: Outcome) -> None:
         if sum(num_replicas) == 1 or any(piece is not None and _has_rows(piece) for piece in step):
             expected.append(step)
     numbers = len(outcome.steps), len(expected)
-    check(numbers[0] == numbers[1], f"{outcome.what}: {numbers[0]} steps, and should be {numbers[1]}")
+    check(numbers[0] == numbers[1], f"{outcome.name}: {numbers[0]} steps, and should be {numbers[1]}")
     for number, (actual, step) in enumerate(zip(outcome.steps, expected, strict=True)):
         for replica, (piece, other) in enumerate(zip(actual, step, strict=True)):
             has_none = sum(num_replicas) > 1 and (other is None or not _has_rows(other))
             is_right = not _has_rows(piece) if has_none else same_element(piece, other)
             should = "no rows" if has_none else repr(other)
             check(
-                is_right, f"{outcome.what}: in step {number} replica {replica} has {piece!r}, and should have {should}"
+                is_right, f"{outcome.name}: in step {number} replica {replica} has {piece!r}, and should have {should}"
             )
 
 
@@ -204,7 +204,7 @@ def check_cardinality(outcome: Outcome) -> None:
     """Check that the number of steps equals the cardinality, if that is known."""
     number = outcome.distributed.cardinality()
     check(
-        number in (UNKNOWN, len(outcome.steps)), f"{outcome.what}: cardinality {number}, and {len(outcome.steps)} steps"
+        number in (UNKNOWN, len(outcome.steps)), f"{outcome.name}: cardinality {number}, and {len(outcome.steps)} steps"
     )
 
 
@@ -214,11 +214,11 @@ def check_spec(outcome: Outcome) -> None:
     for number, step in enumerate(outcome.steps):
         for replica, piece in enumerate(step):
             leaves, actual = Structure.flatten(piece)
-            check(actual == structure, f"{outcome.what}: {actual} in step {number}, and should be {structure}")
+            check(actual == structure, f"{outcome.name}: {actual} in step {number}, and should be {structure}")
             for leaf, spec in zip(leaves, specs, strict=True):
                 expected: TensorSpec = spec.specs[replica] if isinstance(spec, PerReplicaSpec) else spec
                 is_compatible = expected.is_compatible_with(leaf)
-                check(is_compatible, f"{outcome.what}: {leaf!r} in step {number} is not of {expected}")
+                check(is_compatible, f"{outcome.name}: {leaf!r} in step {number} is not of {expected}")
 
 
 def _expected_steps(pipeline: Pipeline) -> Iterator[list[Any]]:

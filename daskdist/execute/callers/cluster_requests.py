@@ -32,7 +32,8 @@ def check_address(operation: str, address: str) -> None:
 
     Raises
     ------
-    ArgumentError There is one; the message does not show it.
+    ArgumentError
+        There is one; the message does not show it.
     """
     if "@" in address:
         raise ArgumentError(

@@ -213,7 +213,8 @@ class ProcessPool:
 
         Raises
         ------
-        ClusterError The processes ended in all attempts.
+        ClusterError
+            The processes ended in all attempts.
         CancelledError
             The call was not made, since it is no longer needed.
         """

@@ -52,7 +52,8 @@ class DeviceMaps:
 
         Raises
         ------
-        SpecUnknown The functions need real elements.
+        SpecUnknown
+            The functions need real elements.
         """
         for function in self.functions:
             spec = spec_after(function, spec)

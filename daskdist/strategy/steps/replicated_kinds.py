@@ -52,7 +52,8 @@ def checked(result: Result) -> Result:
 
     Raises
     ------
-    ClusterError The call was made again without the replica.
+    ClusterError
+        The call was made again without the replica.
     """
     record = result.call.record
     if result.place >= len(record.workers):
