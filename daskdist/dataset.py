@@ -297,6 +297,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         return cls._of(FromRows(rows, None, label=name))
 
     @classmethod
+    @advises("Dataset.from_generator")
     def from_generator(
         cls,
         generator: Callable[..., Any],
@@ -1575,6 +1576,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         run_to_end(plan(node), *self._writers(strategy), epoch=begin_pass(node)[0], work=work)
 
     @classmethod
+    @advises("Dataset.load")
     def load(cls, path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
         """Return the dataset that `save` wrote.
 

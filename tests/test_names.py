@@ -38,9 +38,16 @@ def test_advice_for_names_of_other_libraries_is_of_names_that_exist():
 FUNCTIONS = {
     "CheckpointManager": daskdist.CheckpointManager,
     "Dataset.batch": Dataset.batch,
+    "Dataset.from_generator": Dataset.from_generator,
+    "Dataset.load": Dataset.load,
     "Dataset.map": Dataset.map,
     "Dataset.to_parquet": Dataset.to_parquet,
     "Dataset.with_options": Dataset.with_options,
+    "MirroredStrategy": daskdist.MirroredStrategy,
+    "MultiWorkerMirroredStrategy": daskdist.MultiWorkerMirroredStrategy,
+    "TPUClusterResolver": daskdist.distribute.cluster_resolver.TPUClusterResolver,
+    "TPUStrategy": daskdist.distribute.TPUStrategy,
+    "function": daskdist.function,
     "read_csv": daskdist.read_csv,
     "torch_loader": daskdist.torch_loader,
 }

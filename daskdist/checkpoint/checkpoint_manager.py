@@ -44,7 +44,7 @@ class CheckpointManager:
     Raises
     ------
     ArgumentError
-        ``keep`` is not a positive whole number.
+        ``keep`` is not a positive whole number, or the directory is neither text nor a path.
 
     Notes
     -----
@@ -72,6 +72,11 @@ class CheckpointManager:
         *,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(directory, str | os.PathLike):
+            raise ArgumentError(
+                f"CheckpointManager: directory is a {type(directory).__name__}; give a path or a URL, and the "
+                "checkpoint to save(checkpoint, step)"
+            )
         self.directory = os.fspath(directory)
         self.keep = whole_number("CheckpointManager", "keep", keep, at_least=1)
         self._storage = Storage(storage_options)

@@ -318,6 +318,8 @@ def devices(names: Sequence[str]) -> tuple[Device, ...]:
     """Return the devices of several names, which must be distinct."""
     if isinstance(names, str):
         names = [names]
+    if not isinstance(names, Sequence):
+        raise UnknownDeviceError(f"devices is {names!r:.80}; give their names, such as ['CPU:0', 'CPU:1']")
     named_devices = tuple(map(device, names))
     seen: dict[tuple[str, int], str] = {}
     for name, named_device in zip(names, named_devices, strict=True):

@@ -13,6 +13,10 @@ _BATCHES: Final = "ds.batch(64)"
 _PROCESSES: Final = "ds.with_options(daskdist.Options(num_processes=2))"
 _PARTITIONS: Final = 'ds.to_dask_dataframe().to_parquet(path, partition_on=["x"])'
 _FUNCTION: Final = "map_func=function"
+_SIGNATURE: Final = 'output_signature=daskdist.TensorSpec((), "int64")'
+_COMMUNICATION: Final = "the strategy without it: how replicas communicate is chosen for you"
+_AS_WRITTEN: Final = "daskdist.function without it: functions are called as they are written"
+_DIRECTORY: Final = "CheckpointManager(directory), and its save(checkpoint, step)"
 
 # What to use, by the name of the function and of the argument.
 OF_FUNCTIONS: Final = {
@@ -27,6 +31,11 @@ OF_FUNCTIONS: Final = {
         "usecols": "columns=[column, ...]",
     },
     "Dataset.batch": {"drop_last": "drop_remainder=True", "shuffle": "ds.shuffle(10_000).batch(64)"},
+    "Dataset.from_generator": {"output_shapes": _SIGNATURE, "output_types": _SIGNATURE},
+    "Dataset.load": {
+        "compression": "Dataset.load(path): the files say how they are compressed",
+        "reader_func": "Dataset.load(path), and the methods of the dataset",
+    },
     "Dataset.map": {
         "batch_size": f"{_BATCHES}.map(function)",
         "batched": f"{_BATCHES}.map(function)",
@@ -35,6 +44,8 @@ OF_FUNCTIONS: Final = {
         "function": _FUNCTION,
         "num_proc": _PROCESSES,
         "num_workers": _PROCESSES,
+        "synchronous": "num_parallel_calls=1",
+        "use_unbounded_threadpool": "ds.with_options(daskdist.Options(num_threads=64))",
     },
     "Dataset.with_options": {
         name: f"ds.with_options(daskdist.Options({name}=...))"
@@ -52,8 +63,33 @@ OF_FUNCTIONS: Final = {
         "shuffle": f"ds.shuffle(10_000), before {_BATCHES}",
     },
     "CheckpointManager": {
+        "checkpoint": _DIRECTORY,
         "checkpoint_name": 'directory, such as CheckpointManager("run")',
         "max_to_keep": "keep=3",
+    },
+    "MirroredStrategy": {"cross_device_ops": _COMMUNICATION},
+    "MultiWorkerMirroredStrategy": {
+        "cluster_resolver": "cluster=resolver, with a daskdist.ClusterResolver, a Dask cluster, a client or an address",
+        "communication": _COMMUNICATION,
+        "communication_options": _COMMUNICATION,
+    },
+    "TPUStrategy": {"experimental_spmd_xla_partitioning": "the strategy without it: each replica has one device"},
+    "TPUClusterResolver": dict.fromkeys(
+        ("coordinator_address", "coordinator_name", "credentials", "discovery_url", "job_name", "project", "zone"),
+        'the address of a Dask scheduler, tpu="tcp://host:8786", or a Dask cluster of any kind',
+    ),
+    "function": {
+        "func": "fn=function",
+        **dict.fromkeys(
+            (
+                "autograph",
+                "experimental_compile",
+                "experimental_relax_shapes",
+                "jit_compile",
+                "reduce_retracing",
+            ),
+            _AS_WRITTEN,
+        ),
     },
 }
 

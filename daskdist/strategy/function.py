@@ -14,6 +14,7 @@ from daskdist.core.cardinality import counted
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
+from daskdist.display.missing_arguments import advises
 from daskdist.display.plain_text import PlainText
 from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
@@ -29,6 +30,7 @@ def function(fn: Callable[..., Any]) -> Function: ...
 def function(
     fn: None = None, *, input_signature: Sequence[Any] | None = None
 ) -> Callable[[Callable[..., Any]], Function]: ...
+@advises("function")
 def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) -> Any:
     """Wrap a function of one or many steps, which are sent to a cluster together.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from daskdist.devices import check_present, name_of, present
 from daskdist.devices import devices as find_devices
+from daskdist.display.missing_arguments import advises
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.steps.local_backend import LocalBackend
@@ -39,6 +40,7 @@ class MirroredStrategy(Strategy):
     }
     """
 
+    @advises("MirroredStrategy")
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         placed_on = find_devices(devices) if devices else present() or find_devices("CPU:0")
         check_present(placed_on)

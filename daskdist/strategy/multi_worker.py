@@ -6,6 +6,7 @@ import contextlib
 from functools import partial
 from typing import Any
 
+from daskdist.display.missing_arguments import advises
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.paused_workers import note_ended
@@ -89,6 +90,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     until the program ends; those of a killed program until another strategy is created on the workers.
     """
 
+    @advises("MultiWorkerMirroredStrategy")
     def __init__(
         self,
         cluster: Any = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from daskdist.display.missing_arguments import advises
 from daskdist.errors import ArgumentError
 from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver
@@ -29,6 +30,7 @@ class TPUClusterResolver(ClusterResolver):
     'tcp://10.0.0.1:8786'
     """
 
+    @advises("TPUClusterResolver")
     def __init__(
         self,
         tpu: Any = None,
@@ -60,6 +62,7 @@ class TPUStrategy(MultiWorkerMirroredStrategy):
         For the same reasons as `MultiWorkerMirroredStrategy`.
     """
 
+    @advises("TPUStrategy")
     def __init__(
         self,
         tpu_cluster_resolver: Any = None,

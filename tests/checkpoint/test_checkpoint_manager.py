@@ -94,6 +94,11 @@ def test_plain_values_are_saved_and_restored(tmp_path):
         assert type(getattr(other, name)) is type(value)
 
 
+def test_a_checkpoint_in_place_of_a_directory_is_refused():
+    with pytest.raises(ArgumentError, match=r"directory is a Checkpoint; give a path .* save\(checkpoint, step"):
+        CheckpointManager(Checkpoint(epoch=0), "run")
+
+
 def test_values_are_attributes(tmp_path):
     thing = Thing(np.arange(3))
     checkpoint = Checkpoint(thing=thing, epoch=0)

@@ -451,3 +451,8 @@ def test_more_replicas_than_visible_devices_are_refused_even_if_shared():
 def test_share_devices_is_true_or_false():
     with pytest.raises(ArgumentError, match="share_devices is 1; give True or False"):
         MultiWorkerMirroredStrategy("", share_devices=1)
+
+
+def test_a_number_of_devices_is_not_their_names():
+    with pytest.raises(UnknownDeviceError, match=r"devices is 2; give their names, such as \['CPU:0', 'CPU:1'\]"):
+        daskdist.MirroredStrategy(2)
