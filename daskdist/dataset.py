@@ -113,7 +113,7 @@ from daskdist.ops.take_while import TakeWhile
 from daskdist.ops.unbatch import Unbatch
 from daskdist.ops.unique import Unique
 from daskdist.ops.window import Window
-from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
+from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options, options_set
 from daskdist.ops.zip import Zip
 from daskdist.passes.count import counted_by, number_of_batches
 from daskdist.passes.fingerprint import fingerprint, with_new_fingerprints
@@ -2821,7 +2821,7 @@ def _rebuilt(
     # Dask passes the graph after `persist`, or with renamed keys after `clone` and similar functions.
     keys = [((rename or {}).get(name, name), place) for place in range(num_keys)]
     node: Node = FromGraph(Recorded(dict(graph), keys, is_split), spec, number)
-    return make(WithOptions(node, options) if any(options.given()) else node)
+    return make(WithOptions(node, options) if any(options_set(options)) else node)
 
 
 def _without_failed(elements: Iterator[Any], number: int) -> Iterator[Any]:

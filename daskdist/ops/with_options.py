@@ -131,7 +131,7 @@ class Options(_Options):
     writable: bool | None = None
 
     def __repr__(self) -> str:
-        settings = [f"{name}={getattr(value, 'name', value)!r}" for name, value in self.given()]
+        settings = [f"{name}={getattr(value, 'name', value)!r}" for name, value in options_set(self)]
         return f"Options({', '.join(settings)})"
 
     @property
@@ -156,21 +156,22 @@ class Options(_Options):
     def experimental_distribute(self, options: Options) -> None:
         if not isinstance(options, Options):
             raise ArgumentError(f"Options: expected options, such as DistributeOptions(), got {options!r:.80}")
-        for name, value in options.given():
+        for name, value in options_set(options):
             setattr(self, name, value)
 
     threading = autotune = experimental_distribute
 
     def copy(self) -> Options:
         """Return an independent copy."""
-        return Options(**dict(self.given()))
+        return Options(**dict(options_set(self)))
 
-    def given(self) -> Iterator[tuple[str, Any]]:
-        """Return an iterator over the names and values of the fields that are set."""
-        for name in _CHECKS:
-            value = getattr(self, name)
-            if value is not None:
-                yield name, value
+
+def options_set(options: Options) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of the options that are set."""
+    for name in _CHECKS:
+        value = getattr(options, name)
+        if value is not None:
+            yield name, value
 
 
 def _bool(name: str) -> Callable[[object], bool]:
@@ -256,7 +257,7 @@ class WithOptions(Transformation):
         return cardinality_with_skips(self.source) if self.options.on_error == "skip" else self.source.cardinality
 
     def __str__(self) -> str:
-        settings = [f"{name}={getattr(value, 'name', value)}" for name, value in self.options.given()]
+        settings = [f"{name}={getattr(value, 'name', value)}" for name, value in options_set(self.options)]
         return f"with_options({', '.join(settings)})"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
@@ -273,7 +274,7 @@ def _settings_of(node: Node) -> dict[str, Any]:
     for source in node.inputs:
         settings.update(_settings_of(source))
     if isinstance(node, WithOptions):
-        settings.update(node.options.given())
+        settings.update(options_set(node.options))
     return settings
 
 

@@ -18,6 +18,7 @@ import daskdist
 from daskdist import Dataset, Options, errors
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous
+from daskdist.ops.with_options import options_set
 from daskdist.testing import afresh
 
 
@@ -28,7 +29,7 @@ def with_options(ds, **fields):
 def test_later_options_override_earlier_ones_field_by_field():
     ds = with_options(Dataset.range(3), deterministic=False, num_threads=2)
     ds = with_options(ds.map(lambda x: x), num_threads=3, seed=5)
-    assert dict(ds.options().given()) == {"deterministic": False, "num_threads": 3, "seed": 5}
+    assert dict(options_set(ds.options())) == {"deterministic": False, "num_threads": 3, "seed": 5}
 
 
 @pytest.mark.parametrize(
