@@ -61,8 +61,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     # Seconds to wait. `connect`: for a scheduler to answer a new connection; `workers`: for its first worker;
     # `scheduler`: for a scheduler to answer a request; `collective`: for all replicas to join a collective call.
     # `data`: the time that one call of reading or computing data, or one element of a generator, may take while it is
-    # waited for. `step`: the time that one call of a replica may take while its result is waited for; loops over
-    # distributed datasets may take any time. `silence`: the time for which a worker may give no sign of life, because
+    # waited for. `step`: the time that one call of a replica may take while its result is waited for. `loop`: instead,
+    # the time that a loop over a distributed dataset may take from one batch or collective operation to the next; after
+    # 30 seconds there is a message in the log. `silence`: the time for which a worker may give no sign of life, because
     # it is stopped, swaps, or a function holds Python's lock; after that it is considered lost. `paused`: the time for
     # which nothing happens on workers that Dask has paused, as their memory is full, and that cannot free any, for
     # example because their disk is full, too. The program's values of `collective` and `silence` at a call of `run` are
@@ -75,6 +76,7 @@ DEFAULTS: Final[dict[str, Any]] = {
         "collective": 300,
         "data": 3600,
         "step": 3600,
+        "loop": 86400,
         "silence": 300,
         "paused": 30,
     },

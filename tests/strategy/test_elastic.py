@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+
 import numpy as np
 import pytest
 from conftest import new_cluster
@@ -72,6 +77,54 @@ def test_a_loop_that_begins_again_takes_new_workers(tmp_path):
         rows, begun = zip(*strategy.local_results(strategy.run(loop, args=(distributed, manager))), strict=True)
     assert begun == (4, 4)
     assert [sorted(each.tolist()) for each in rows] == [list(range(60))] * 2
+
+
+def test_a_loop_that_is_made_again_after_a_loss_takes_new_workers(tmp_path):
+    def wait_for(path):
+        until = time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def loop(batches, manager, folder):
+        context = daskdist.get_replica_context()
+        saved = context.restore(manager, batches=batches, step=0, rows=np.zeros(0, int))
+        step, rows, begun = saved["step"], saved["rows"], saved["step"]
+        for batch in batches:
+            step, rows = step + 1, np.append(rows, context.all_gather(batch, 0))
+            if step == 4:
+                context.checkpoint(manager, batches=batches, step=step, rows=rows)
+            if step == 6 and not begun and context.replica_id_in_sync_group == 1:
+                manager.wait()
+                (folder / "step 6").touch()
+                wait_for(folder / "grown")
+                os.kill(os.getpid(), signal.SIGKILL)
+        return rows, begun
+
+    with new_cluster(2) as client, daskdist.MultiWorkerMirroredStrategy(client, elastic=True) as strategy:
+        # The killed worker is not started again, and so does not take part.
+        for nanny in client.cluster.workers.values():
+            nanny.auto_restart = False
+        first, second = strategy.workers
+
+        def grow():
+            wait_for(tmp_path / "step 6")
+            client.cluster.scale(4)
+            client.wait_for_workers(4, timeout=30)
+            (tmp_path / "grown").touch()
+
+        growing = threading.Thread(target=grow)
+        growing.start()
+        distributed = strategy.distribute_dataset(Dataset.range(60).shuffle(10, seed=1).batch(6))
+        manager = daskdist.CheckpointManager(str(tmp_path / "checkpoints"))
+        results = strategy.run(loop, args=(distributed, manager, tmp_path), restart=1)
+        rows, begun = zip(*strategy.local_results(results), strict=True)
+        growing.join(30)
+        assert begun == (4, 4, 4)
+        assert [sorted(each.tolist()) for each in rows] == [list(range(60))] * 3
+        assert first in strategy.workers
+        assert second not in strategy.workers
+        assert strategy.num_replicas_in_sync == 3
 
 
 def test_a_strategy_on_given_workers_cannot_grow():

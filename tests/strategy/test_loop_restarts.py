@@ -97,6 +97,9 @@ def test_a_loop_during_steps_under_way_begins_again(own_client, tmp_path):
                 os.kill(os.getpid(), signal.SIGKILL)
         return num_rows
 
+    # The killed worker is not started again, and so does not take part.
+    for nanny in own_client.cluster.workers.values():
+        nanny.auto_restart = False
     gate = Event("gate", client=own_client)
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
         batches = iter(strategy.distribute_dataset(Dataset.range(8).batch(4)))

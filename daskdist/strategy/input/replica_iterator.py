@@ -127,6 +127,8 @@ class ReplicaIterator(Iterator[Any]):
         except StopIteration:
             # Readers end, too, if the call is to end.
             self._check_end()
+            if self._end is not None:
+                self._end.note(self._number, "the end of a pass")
             self._is_over = True
             raise
         except Exception as error:
@@ -135,6 +137,8 @@ class ReplicaIterator(Iterator[Any]):
                 self._elements = _Failed(error)
             self._has_more = False
             raise
+        if self._end is not None:
+            self._end.note(self._number, "batch", self._num_elements)
         self._num_elements += 1
         if self._times is not None:
             self._times.count(element)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from daskdist.errors import ClusterError
@@ -19,13 +21,32 @@ class CallEnd:
     A function cannot be interrupted. Its next batch, collective operation or checkpoint raises an error.
     """
 
-    __slots__ = ("_callbacks", "_refuses_saves", "_why")
+    __slots__ = ("_callbacks", "_last", "_refuses_saves", "_why")
 
     def __init__(self) -> None:
         self._why: str | None = None
         self._refuses_saves = False
         # None for as long as there are no callbacks, as each step makes such an object.
         self._callbacks: list[Callable[[], None]] | None = None
+        # Replica -> what it did last, for a batch its number, and the time.
+        self._last: dict[int, tuple[str, int | None, float]] | None = None
+
+    def note(self, replica: int, what: str, number: int | None = None, *, begins: bool = False) -> None:
+        """Note what a replica does that shows that its function continues, such as taking a batch.
+
+        Something that only ``begins`` has a time limit of its own.
+        """
+        if self._last is None:
+            self._last = {}
+        self._last[replica] = what, number, math.inf if begins else monotonic()
+
+    def last(self, replica: int) -> tuple[str, float] | None:
+        """Return what a replica noted last, and the seconds since; None if it noted nothing."""
+        noted = (self._last or {}).get(replica)
+        if noted is None:
+            return None
+        what, number, at = noted
+        return what if number is None else f"{what} {number}", max(monotonic() - at, 0.0)
 
     @property
     def is_over(self) -> bool:

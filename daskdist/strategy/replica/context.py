@@ -332,7 +332,7 @@ class ReplicaContext:
         if self._rendezvous is None:
             result, is_own = collective.final(collective.partial({number: contribution})), False
         else:
-            result, is_own = self._rendezvous().meet(number, collective, contribution)
+            result, is_own = self._met(number, collective, contribution)
         if not isinstance(collective, (AllReduce, AllGather)):
             return result
         if are_loaded():
@@ -342,6 +342,16 @@ class ReplicaContext:
             return result
         # Copy, so that replicas can change their results in place.
         return [value.copy() if isinstance(value, np.ndarray) else value for value in result]
+
+    def _met(self, number: int, collective: Collective, contribution: Any) -> Any:
+        meet_others = self._rendezvous().meet  # type: ignore[misc]
+        if self._end is None:
+            return meet_others(number, collective, contribution)
+        self._end.note(number, collective.name, begins=True)
+        try:
+            return meet_others(number, collective, contribution)
+        finally:
+            self._end.note(number, collective.name)
 
     def _let_look(self, collective: Collective) -> None:
         # Other replicas read this replica's contribution in their own streams.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from distributed import Future
 
@@ -14,6 +14,10 @@ from daskdist.strategy.steps.outcomes import Failed
 
 # The prefix of the names of calls without a time limit: loops over distributed datasets.
 LOOP_PREFIX: Final = "loop-"
+
+# A call that a replica is making: the replica, the name, the seconds so far, and what it did last with the seconds
+# since, if that is known.
+RunningOnReplica: TypeAlias = tuple[int, str, float, tuple[str, float] | None]
 
 
 class Losses(NamedTuple):

@@ -149,7 +149,7 @@ class Calls:
         # A loop over a distributed dataset may take any time; what it waits for has a limit.
         is_loop = any(type(leaf) is PerReplica and type(leaf.values[number]) is ReplicaPlan for leaf in self._leaves)
         name = f"replica {number} in {getattr(self._fn, '__qualname__', self._fn)}"
-        for within_s in wait_intervals(name, None if is_loop else "timeouts.step"):
+        for within_s in wait_intervals(name, "timeouts.loop" if is_loop else "timeouts.step"):
             thread.join(within_s)
             if not thread.is_alive():
                 return

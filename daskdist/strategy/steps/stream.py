@@ -18,6 +18,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers.live_workers import LOGGED_AFTER_S, STILL_WAITED_FOR
 from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.steps.calls import RunningOnReplica
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -75,8 +76,10 @@ class StepStream:
         self._is_asked = False
         # True once it was logged that no answer comes.
         self._is_silent = False
-        # The running calls of its replicas, as (replica, name, seconds so far), and the time of the question.
-        self.running: list[tuple[int, str, float]] = []
+        # The running calls of its replicas, and the time of the question.
+        self.running: list[RunningOnReplica] = []
+        # The seconds that a loop had made no progress when that was logged last; 0 if it was not.
+        self.logged_idle_s = 0.0
         self.running_at = self._asked_at
         # The number of calls of `run` that were sent so far.
         self.num_steps = 0

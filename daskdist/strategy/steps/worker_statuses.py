@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -17,6 +18,10 @@ from daskdist.strategy.steps.stream import StepStream
 # Seconds for which a call that runs too long is waited for more: by then its worker has reported it, and the error says
 # which one it is.
 _REPORTED_WITHIN_S: Final = 4.0
+# The seconds without progress of a loop after which a message is logged, and the most until the next one.
+_LOGGED_AFTER_S: Final = 30.0
+_LOGGED_EVERY_S: Final = 600.0
+logger: Final = logging.getLogger("daskdist")
 
 
 def names_of(records: Iterable[Record]) -> list[str]:
@@ -25,7 +30,7 @@ def names_of(records: Iterable[Record]) -> list[str]:
 
 
 def check_running_calls(streams: Iterable[StepStream], under_way: Mapping[int, Record], silent_s: float) -> bool:
-    """Check that no call has been running for too long; return whether a replica runs a loop, which may.
+    """Check that calls continue; return whether a replica runs a loop.
 
     Parameters
     ----------
@@ -39,22 +44,47 @@ def check_running_calls(streams: Iterable[StepStream], under_way: Mapping[int, R
     Raises
     ------
     ClusterError
-        A call that is no loop has been running for longer than ``daskdist.timeouts.step``, or none has ended.
+        A call that is no loop has been running for longer than ``daskdist.timeouts.step``, or none has ended; or a loop
+        has made no progress for longer than ``daskdist.timeouts.loop``.
     """
     most_s, now, is_loop = seconds("timeouts.step"), time.monotonic(), False
     for stream in streams:
-        for _, name, running_s in stream.running if stream.is_open else ():
-            running_s += now - stream.running_at
-            is_loop |= name.startswith(LOOP_PREFIX)
-            if running_s > most_s and not name.startswith(LOOP_PREFIX):
+        since_s, idle_s, idle = now - stream.running_at, 0.0, (0, "", "")
+        for replica, name, running_s, last in stream.running if stream.is_open else ():
+            if name.startswith(LOOP_PREFIX):
+                is_loop = True
+                what, loop_idle_s = last or ("", running_s)
+                if loop_idle_s + since_s > idle_s:
+                    idle_s, idle = loop_idle_s + since_s, (replica, name.removeprefix(LOOP_PREFIX), what)
+            elif running_s + since_s > most_s:
                 raise ClusterError(
-                    f"{name} has been running on {stream.address} for {running_s:.0f} s, which is longer than "
-                    "daskdist.timeouts.step; it continues there, and delays later calls"
+                    f"{name} has been running on {stream.address} for {running_s + since_s:.0f} s, which is longer "
+                    "than daskdist.timeouts.step; it continues there, and delays later calls"
                 )
+        _check_progress(stream, *idle, idle_s)
     if silent_s > most_s + _REPORTED_WITHIN_S and not is_loop:
         names = ", ".join(sorted(set(names_of(list(under_way.values()))))[:4])
         raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
     return is_loop
+
+
+def _check_progress(stream: StepStream, replica: int, name: str, what: str, idle_s: float) -> None:
+    # Log that the loop of a replica makes no progress, and raise an error if that takes too long.
+    most_s, logged_s = seconds("timeouts.loop"), stream.logged_idle_s
+    if idle_s <= min(_LOGGED_AFTER_S, most_s / 2):
+        stream.logged_idle_s = 0.0
+        return
+    where = f"{name} of replica {replica} on {stream.address}"
+    last = f"its last one was {what}" if what else "it has made none"
+    if idle_s > most_s:
+        raise ClusterError(
+            f"{where} has taken no batch and made no collective operation or checkpoint for {idle_s:.0f} s, which is "
+            f"longer than daskdist.timeouts.loop; {last}; it continues there, and delays later calls"
+        )
+    if not logged_s or idle_s > logged_s + min(logged_s, _LOGGED_EVERY_S):
+        stream.logged_idle_s = idle_s
+        text = "waiting for the next batch, collective operation or end of %s for %.0f s, up to %g s (%s); %s"
+        logger.warning(text, where, idle_s, most_s, "daskdist.timeouts.loop", last)
 
 
 def worker_statuses(
@@ -95,7 +125,9 @@ def _status(
     members = group.members(stream.address)
     if stream.is_open:
         said = stream.running if tells_running else ()
-        running = tuple([RunningCall(number, name.removeprefix(LOOP_PREFIX), so_far) for number, name, so_far in said])
+        running = tuple(
+            [RunningCall(number, name.removeprefix(LOOP_PREFIX), so_far) for number, name, so_far, _ in said]
+        )
         state = state_of(running, num_calls)
     else:
         running, state = (), "lost"

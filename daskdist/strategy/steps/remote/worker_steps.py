@@ -26,6 +26,7 @@ from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.call_end import CallEnd
+from daskdist.strategy.steps.calls import RunningOnReplica
 from daskdist.strategy.steps.outcomes import (
     SMALL_AWAITED_BYTES,
     SMALL_BYTES,
@@ -118,7 +119,7 @@ class StepsOnWorker:
         # The identity of a replica's thread -> its executor.
         self._executor_of: dict[int, Executor] = {}
         # (call, replica) -> the name of the running call, its start, and its end.
-        self._running: dict[tuple[int, int], tuple[str, float, CallEnd | None]] = {}
+        self._running: dict[tuple[int, int], tuple[str, float, CallEnd]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
         self._handlers: dict[str, Callable[..., Any]] = {
             "run": self._run,
@@ -165,7 +166,7 @@ class StepsOnWorker:
         # Other workers learn of the end from the program, and not from this worker.
         self._is_closed = True
         why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"
-        ends = [end for _, _, end in list(self._running.values())]
+        ends: list[CallEnd | None] = [end for _, _, end in list(self._running.values())]
         ends += [promise.end for promises in self._promises.values() for promise in promises.values()]
         for end in ends:
             if end is not None:
@@ -314,8 +315,7 @@ class StepsOnWorker:
                     promise.set(why)
 
     def _key_failed(self, key: Any, why: Failed) -> None:
-        promise = self._awaited.get(key)
-        if promise is not None:
+        if (promise := self._awaited.get(key)) is not None:
             promise.set(why)
 
     def _fail(self, number: int, replica: int, why: Failed) -> None:
@@ -365,10 +365,10 @@ class StepsOnWorker:
         """Return whether no call is being made or waits, and the program knows the results of all."""
         return not self._running and self._outbox.is_empty and not any(lane.has_more for lane in self._executors)
 
-    def running(self) -> list[tuple[int, str, float]]:
-        """Return the calls that replicas are making: the replica, the name, and the seconds so far."""
+    def running(self) -> list[RunningOnReplica]:
+        """Return the calls that replicas are making."""
         now = time.monotonic()
-        return [(replica, name, now - since) for (_, replica), (name, since, _) in list(self._running.items())]
+        return [(number, name, now - at, end.last(number)) for (_, number), (name, at, end) in [*self._running.items()]]
 
     # --- results ---
 
@@ -527,7 +527,7 @@ class StepsOnWorker:
             function, args = values[0]
             # The call counts as one of the worker's first replica.
             running = call.number, next(iter(self._slots))
-            self._running[running] = call.name, time.monotonic(), None
+            self._running[running] = call.name, time.monotonic(), CallEnd()
             try:
                 if call.settings is None:
                     outcome = function(values[1:], *args)

@@ -112,7 +112,7 @@ class StreamsOfWorker:
 
     def _running(self, worker: Worker) -> str:
         running = [call for steps in self.by_token.values() for call in steps.running()]
-        return ", ".join(f"{name.removeprefix(LOOP_PREFIX)} for {so_far:.0f} s" for _, name, so_far in running)
+        return ", ".join(f"{name.removeprefix(LOOP_PREFIX)} for {so_far:.0f} s" for _, name, so_far, _ in running)
 
     def _receive(self, message: Any) -> None:
         token, *rest = message
