@@ -23,6 +23,8 @@ MIB = 2**20
 ROWS = 240
 # A row in the middle of the pass.
 BAD = 130
+# The number of the step of 24 rows with it.
+BAD_STEP = BAD // 24 + 1
 ALLOWED = "distributed.scheduler.allowed-failures"
 
 
@@ -64,7 +66,10 @@ def test_a_step_too_large_for_any_worker_is_made_twice(strategy):
             fill_memory()
         return batch
 
-    with pytest.raises(errors.RepeatedLossError, match=r"^run-step ran.*Dask ended .* MiB, .* MiB, .*\(memory_limit\)"):
+    with pytest.raises(
+        errors.RepeatedLossError,
+        match=rf"^run-step in step {BAD_STEP} of the strategy ran.*Dask ended .* MiB, .* MiB, .*\(memory_limit\)",
+    ):
         visit(strategy, Dataset.range(ROWS), step)
     assert len(strategy.workers) == 1
     # It was raised once, and the other steps can be made.
@@ -97,7 +102,10 @@ def test_a_step_whose_results_nobody_looks_at_ends_workers(strategy):
             else:
                 strategy.local_results(num_rows)
 
-    with dask.config.set({ALLOWED: 1}), pytest.raises(errors.RepeatedLossError, match=r"run-step ran.*; the logs"):
+    with (
+        dask.config.set({ALLOWED: 1}),
+        pytest.raises(errors.RepeatedLossError, match=rf"run-step in step {BAD_STEP} .*; the logs"),
+    ):
         train()
     assert len(strategy.workers) == 1
 
@@ -123,7 +131,9 @@ def test_a_step_that_ends_each_worker_is_named_when_none_is_left(strategy, way):
         "all at the end": visit_at_the_end,
         "in a function": function(visit_at_the_end),
     }
-    with pytest.raises(errors.RepeatedLossError, match=r"^run-ends_its_process ran.*; no worker is left"):
+    with pytest.raises(
+        errors.RepeatedLossError, match=rf"^run-ends_its_process in step {BAD_STEP} .*; no worker is left"
+    ):
         ways[way]()
 
 

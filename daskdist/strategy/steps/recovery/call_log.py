@@ -31,6 +31,8 @@ class CallLog:
         # For each step a flat list of the three parts of each of its calls: tuples would be further objects, and the
         # garbage collector examines those of all steps under way.
         self._steps: deque[list[Any]] = deque()
+        # The number of steps so far, complete ones included.
+        self._num_steps = 0
         # The first call of the last step, if all steps in the log were complete.
         self._last: Callable[[], Call | None] = lambda: None
         self._lock = threading.RLock()
@@ -58,6 +60,7 @@ class CallLog:
         record, steps = call.record, self._steps
         with self._lock:
             if begins_step:
+                self._num_steps += 1
                 steps.append([])
             elif not steps and record.function is None and (last := self._last()) is not None and last.make is not None:
                 # A call on the results of the last step continues it, while there are references to those.
@@ -99,6 +102,12 @@ class CallLog:
                     if not step:
                         del self._steps[number]
                     return
+
+    def step_number(self, record: Record) -> int:
+        """Return the number of the step of a call in the log, from 1 on."""
+        with self._lock:
+            place = next(place for place, step in enumerate(self._steps) if record in step)
+            return self._num_steps - len(self._steps) + place + 1
 
     def fail_last(self, failed: Failed, num_replicas: int) -> None:
         """Let the last step fail if it is complete, but its results are needed, and gone or of other replicas."""

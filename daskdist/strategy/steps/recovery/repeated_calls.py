@@ -115,8 +115,9 @@ class RepeatedCalls:
             if num_losses > most:
                 why = after_repeated_losses(self.streams.client, workers)
                 lost = ", ".join(workers)
+                step = f"{record.name} in step {self._log.step_number(record)} of the strategy"
                 return RepeatedLossError(
-                    f"{record.name} ran, or waited for its data, each time that {lost} were lost{why}{rest}"
+                    f"{step} ran, or waited for its data, each time that {lost} were lost{why}{rest}"
                 )
         return None
 
