@@ -168,7 +168,7 @@ def test_functions_can_use_the_number_of_replicas(on_cluster):
     number = strategy.num_replicas_in_sync
     ds = Dataset.range(8).map(lambda x: x * strategy.num_replicas_in_sync).batch(4)
     steps = [
-        np.concatenate([np.asarray(each) for each in strategy.local_results(x)])
+        np.concatenate([np.asarray(value) for value in strategy.local_results(x)])
         for x in strategy.distribute_dataset(ds)
     ]
     assert np.concatenate(steps).tolist() == [x * number for x in range(8)]
@@ -178,7 +178,7 @@ def test_functions_can_use_the_number_of_replicas(on_cluster):
         return Dataset.range(8).batch(8 // strategy.num_replicas_in_sync)
 
     first = next(iter(strategy.distribute_datasets_from_function(dataset_fn)))
-    assert [len(np.asarray(each)) for each in strategy.local_results(first)] == [8 // number] * number
+    assert [len(np.asarray(item)) for item in strategy.local_results(first)] == [8 // number] * number
 
 
 def test_functions_cannot_use_anything_else_of_a_strategy(on_cluster):
@@ -231,10 +231,10 @@ def test_modules_that_travel_with_their_code(client, on_cluster, tmp_path, monke
     # Pretend that this program is a script in that folder.
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"), raising=False)
     with dask.config.set({"daskdist.send-modules": [name] if names == "named" else "local"}):
-        found = _USES[use](on_cluster, Dataset.range(8).batch(4), module)
+        actual = _USES[use](on_cluster, Dataset.range(8).batch(4), module)
     expected = _USES[use](mirrored(2), Dataset.range(8).batch(4), module)
     # A dataset function makes one dataset for each worker.
-    assert found if use == "dataset_fn" else str(found) == str(expected)
+    assert actual if use == "dataset_fn" else str(actual) == str(expected)
     assert name not in cloudpickle.list_registry_pickle_by_value()
     assert not any(client.run(lambda: name in sys.modules).values())
 

@@ -299,9 +299,9 @@ def test_rows_over_replicas_are_the_rows(start_cluster, files, name, shape, num_
         ds = ds.batch(8)
     ds = ds.with_options(policy(name))
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(num_workers, 1)) as strategy:
-        found = rows_of(itertools.chain(*steps_of(strategy, ds)))
+        actual = rows_of(itertools.chain(*steps_of(strategy, ds)))
     times = num_workers if name == "off" else 1
-    assert found == Counter({row: times * count for row, count in rows_of(afresh(ds)).items()})
+    assert actual == Counter({row: times * count for row, count in rows_of(afresh(ds)).items()})
 
 
 @pytest.mark.cluster
@@ -313,7 +313,7 @@ def test_names_are_divided_again_in_each_pass(on_cluster, files):
         steps = [on_cluster.local_results(step) for step in dist]
         assert rows_of(itertools.chain(*steps)) == rows_of(read_parquet(files, "id"))
         passes.append([np.concatenate([step[k] for step in steps]).tolist() for k in range(2)])
-    assert any(each != passes[0] for each in passes)
+    assert any(value != passes[0] for value in passes)
 
 
 # --- files that a function reads ---
@@ -638,13 +638,13 @@ def test_auto_drops_hardly_more_rows_than_the_whole_dataset_does(parquet_files, 
     strategy = SimulatedWorkers([1, 1])
     with caplog.at_level(logging.INFO, "daskdist"):
         dist = strategy.distribute_dataset(ds)
-    (record,) = [each for each in own_records(caplog) if each.getMessage().startswith("sharding")]
+    (record,) = [value for value in own_records(caplog) if value.getMessage().startswith("sharding")]
     assert (dist.sharding.policy.name, words in record.getMessage(), words in dist.explain()) == (chosen, True, True)
     assert record.levelname == ("INFO" if chosen == "FILE" else "WARNING")
-    found, expected = rows_given(strategy, ds), rows_of(ds)
-    assert found.total() >= 0.99 * expected.total() - (name == "uneven")
+    actual, expected = rows_given(strategy, ds), rows_of(ds)
+    assert actual.total() >= 0.99 * expected.total() - (name == "uneven")
     if chosen == "DATA" and name != "uneven":
-        assert found == expected
+        assert actual == expected
 
 
 @pytest.mark.parametrize(
@@ -692,11 +692,11 @@ def test_the_announced_rows_are_dropped(tmp_path_factory, rows, name, a, b):
         paths.append(str(folder / f"{number}-{num_rows}.npy"))
         np.save(paths[-1], np.arange(num_rows) + 100 * number)
     ds = GROUPINGS[name](daskdist.read_npy(paths), a, b, True)
-    found = sharding_input(node_of(ds), 2).remainder(False)
+    actual = sharding_input(node_of(ds), 2).remainder(False)
     _, shares = sharded(ds, "file", 2)
     kept = rows_of(ds).total(), rows_of(itertools.chain(*shares)).total()
-    assert (found.num_kept, found.num_kept_by_file, found.unit) == (*kept, "rows")
-    assert found.num_rows >= max(kept)
+    assert (actual.num_kept, actual.num_kept_by_file, actual.unit) == (*kept, "rows")
+    assert actual.num_rows >= max(kept)
 
 
 @pytest.mark.parametrize("cut", [lambda ds: ds.skip(2), lambda ds: ds.take(3)])

@@ -116,12 +116,12 @@ def served(tmp_path):
             super().__init__(*args, directory=str(tmp_path))
 
         def send_head(self):
-            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             path = Path(self.translate_path(self.path))
-            if found is None or not path.is_file():
+            if match is None or not path.is_file():
                 return super().send_head()
             content = path.read_bytes()
-            start, stop = int(found[1]), min(int(found[2] or len(content) - 1) + 1, len(content))
+            start, stop = int(match[1]), min(int(match[2] or len(content) - 1) + 1, len(content))
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
             self.send_header("Content-Length", str(stop - start))

@@ -205,7 +205,7 @@ def test_batches_of_no_rows_keep_their_turn(on_cluster):
     assert expected == [[[0, 1], []], [[2], [3, 4]], [[], [5]]]
     distributed = on_cluster.distribute_datasets_from_function(lambda _: Dataset.range(6).batch(4).rebatch(sizes))
     # A step in which neither replica has a row is left out.
-    assert steps_of(on_cluster, distributed) == [[each, each] for each in ([0, 1], [2], [3, 4], [5])]
+    assert steps_of(on_cluster, distributed) == [[item, item] for item in ([0, 1], [2], [3, 4], [5])]
 
 
 @pytest.mark.cluster
@@ -284,8 +284,8 @@ def test_endless_datasets_of_a_function(on_cluster):
     distributed = on_cluster.distribute_datasets_from_function(lambda context: in_pairs(context).repeat())
     assert distributed.cardinality() == INFINITE
     iterator = iter(distributed)
-    found = [on_cluster.local_results(next(iterator)) for _ in range(7)]
-    assert [values[1].tolist() for values in found] == [[1, 3], [5, 7], [9]] * 2 + [[1, 3]]
+    actual = [on_cluster.local_results(next(iterator)) for _ in range(7)]
+    assert [values[1].tolist() for values in actual] == [[1, 3], [5, 7], [9]] * 2 + [[1, 3]]
 
 
 @pytest.mark.parametrize(("num_elements", "length"), [(4, 2), (5, None), (None, 2)], ids=["even", "uneven", "endless"])

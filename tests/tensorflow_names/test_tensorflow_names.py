@@ -102,10 +102,10 @@ TABLES = {
 
 def resolve(name):
     """Return what a dotted name stands for, from the package on."""
-    found = daskdist
+    obj = daskdist
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        obj = getattr(obj, part)
+    return obj
 
 
 @pytest.mark.parametrize("name", ON_THE_PAGES)
@@ -127,12 +127,12 @@ def test_methods_on_the_pages_are_there():
 
 @pytest.mark.parametrize("module", TABLES)
 def test_a_name_either_exists_or_has_advice(module):
-    found = importlib.import_module(module)
-    assert not [name for name in found.__all__ if not hasattr(found, name)]
-    assert not set(TABLES[module]) & set(dir(found))
+    imported = importlib.import_module(module)
+    assert not [name for name in imported.__all__ if not hasattr(imported, name)]
+    assert not set(TABLES[module]) & set(dir(imported))
     for name, advice in TABLES[module].items():
         with pytest.raises(AttributeError) as raised:
-            getattr(found, name)
+            getattr(imported, name)
         assert str(raised.value).endswith(f"; use {advice}")
 
 
@@ -295,6 +295,6 @@ def test_an_optional_value():
 
 def test_the_optionals_of_iterators_are_of_this_class():
     iterator = iter(mirrored(2).experimental_distribute_dataset(Dataset.range(2).batch(2)))
-    found = [iterator.get_next_as_optional() for _ in range(2)]
-    assert all(isinstance(optional, daskdist.experimental.Optional) for optional in found)
-    assert [optional.has_value() for optional in found] == [True, False]
+    actual = [iterator.get_next_as_optional() for _ in range(2)]
+    assert all(isinstance(optional, daskdist.experimental.Optional) for optional in actual)
+    assert [optional.has_value() for optional in actual] == [True, False]
