@@ -31,22 +31,22 @@ class CallEnd:
         # Replica -> what it did last, for a batch its number, and the time.
         self._last: dict[int, tuple[str, int | None, float]] | None = None
 
-    def note(self, replica: int, what: str, number: int | None = None, *, begins: bool = False) -> None:
+    def note(self, replica: int, action: str, number: int | None = None, *, begins: bool = False) -> None:
         """Note what a replica does that shows that its function continues, such as taking a batch.
 
         Something that only ``begins`` has a time limit of its own.
         """
         if self._last is None:
             self._last = {}
-        self._last[replica] = what, number, math.inf if begins else monotonic()
+        self._last[replica] = action, number, math.inf if begins else monotonic()
 
     def last(self, replica: int) -> tuple[str, float] | None:
         """Return what a replica noted last, and the seconds since; None if it noted nothing."""
         noted = (self._last or {}).get(replica)
         if noted is None:
             return None
-        what, number, at = noted
-        return what if number is None else f"{what} {number}", max(monotonic() - at, 0.0)
+        action, number, at = noted
+        return action if number is None else f"{action} {number}", max(monotonic() - at, 0.0)
 
     @property
     def is_over(self) -> bool:

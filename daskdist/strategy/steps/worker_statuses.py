@@ -53,9 +53,9 @@ def check_running_calls(streams: Iterable[StepStream], under_way: Mapping[int, R
         for replica, name, running_s, last in stream.running if stream.is_open else ():
             if name.startswith(LOOP_PREFIX):
                 is_loop = True
-                what, loop_idle_s = last or ("", running_s)
+                last_action, loop_idle_s = last or ("", running_s)
                 if loop_idle_s + since_s > idle_s:
-                    idle_s, idle = loop_idle_s + since_s, (replica, name.removeprefix(LOOP_PREFIX), what)
+                    idle_s, idle = loop_idle_s + since_s, (replica, name.removeprefix(LOOP_PREFIX), last_action)
             elif running_s + since_s > most_s:
                 raise ClusterError(
                     f"{name} has been running on {stream.address} for {running_s + since_s:.0f} s, which is longer "
@@ -68,14 +68,14 @@ def check_running_calls(streams: Iterable[StepStream], under_way: Mapping[int, R
     return is_loop
 
 
-def _check_progress(stream: StepStream, replica: int, name: str, what: str, idle_s: float) -> None:
+def _check_progress(stream: StepStream, replica: int, name: str, last_action: str, idle_s: float) -> None:
     # Log that the loop of a replica makes no progress, and raise an error if that takes too long.
     most_s, logged_s = seconds("timeouts.loop"), stream.logged_idle_s
     if idle_s <= min(_LOGGED_AFTER_S, most_s / 2):
         stream.logged_idle_s = 0.0
         return
     where = f"{name} of replica {replica} on {stream.address}"
-    last = f"its last one was {what}" if what else "it has made none"
+    last = f"its last one was {last_action}" if last_action else "it has made none"
     if idle_s > most_s:
         raise ClusterError(
             f"{where} has taken no batch and made no collective operation or checkpoint for {idle_s:.0f} s, which is "
