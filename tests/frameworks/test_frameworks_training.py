@@ -259,10 +259,10 @@ def test_a_torch_module_that_is_assigned_is_each_replicas_own(torch, two):
 def test_sums_of_tensors_keep_no_gradient_graph(torch):
     strategy = mirrored(2)
     with strategy.scope():
-        made = daskdist.Variable(lambda: {"w": torch.zeros(2, requires_grad=True)}, aggregation="SUM")
+        var = daskdist.Variable(lambda: {"w": torch.zeros(2, requires_grad=True)}, aggregation="SUM")
     for _ in range(2):
-        strategy.run(lambda: made.assign_add({"w": torch.ones(2)}))
-    actual = strategy.local_results(made)
+        strategy.run(lambda: var.assign_add({"w": torch.ones(2)}))
+    actual = strategy.local_results(var)
     assert [(result["w"].grad_fn, result["w"].tolist()) for result in actual] == [(None, [4, 4])] * 2
 
 
@@ -366,16 +366,16 @@ def test_arrays_of_a_framework_are_a_variable_of_arrays(request, two, library):
         return xp.ones(2)
 
     with two.scope():
-        made = daskdist.Variable({"w": ones(), "b": 0.0}, aggregation="SUM")
-    assert made.numpy()["w"].dtype == np.float32
-    made.assign({"w": ones() * 3, "b": ones().sum()})
+        var = daskdist.Variable({"w": ones(), "b": 0.0}, aggregation="SUM")
+    assert var.numpy()["w"].dtype == np.float32
+    var.assign({"w": ones() * 3, "b": ones().sum()})
 
     def step():
-        made.assign_add({"w": ones(), "b": np.float64(1)})
-        return made.read_value()["w"]
+        var.assign_add({"w": ones(), "b": np.float64(1)})
+        return var.read_value()["w"]
 
     assert [value.tolist() for value in two.local_results(two.run(step))] == [[5, 5]] * 2
-    assert float(made.numpy()["b"]) == 4
+    assert float(var.numpy()["b"]) == 4
 
 
 def test_jax_trains_in_a_loop_on_the_replicas(jax, two):

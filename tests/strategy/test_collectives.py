@@ -297,9 +297,9 @@ def test_merge_call_is_called_once(strategy):
 def own_variable(strategy, **options):
     """Return a variable whose value on replica k is [k, k]."""
     with strategy.scope():
-        made = daskdist.Variable(np.zeros(2), synchronization="ON_READ", aggregation="SUM", **options)
-    strategy.run(lambda x: made.assign(np.full(2, x)), args=(values_of(strategy, float),))
-    return made
+        var = daskdist.Variable(np.zeros(2), synchronization="ON_READ", aggregation="SUM", **options)
+    strategy.run(lambda x: var.assign(np.full(2, x)), args=(values_of(strategy, float),))
+    return var
 
 
 def test_of_a_variable_each_replica_reduces_its_own_copy(strategy):
@@ -325,10 +325,10 @@ def test_of_a_variable_each_replica_gathers_its_own_copy(strategy):
 
 def test_a_variable_that_is_a_nest_is_reduced_as_one(strategy):
     with strategy.scope():
-        made = daskdist.Variable({"w": np.ones(2), "b": 0.0}, synchronization="ON_READ")
-    strategy.run(lambda x: made.assign_add({"w": np.full(2, x), "b": x}), args=(values_of(strategy, float),))
+        var = daskdist.Variable({"w": np.ones(2), "b": 0.0}, synchronization="ON_READ")
+    strategy.run(lambda x: var.assign_add({"w": np.full(2, x), "b": x}), args=(values_of(strategy, float),))
     size = strategy.num_replicas_in_sync
-    for actual in strategy.local_results(strategy.run(reduced, args=(made,))):
+    for actual in strategy.local_results(strategy.run(reduced, args=(var,))):
         assert actual["w"].tolist() == [size + sum(range(size))] * 2
         assert actual["b"] == sum(range(size))
 

@@ -497,14 +497,14 @@ def test_variables_stay_on_the_device(no_copies):
 def test_assigned_arrays_are_not_shared():
     strategy = daskdist.MirroredStrategy(NAMES[:1])
     with strategy.scope():
-        made = daskdist.Variable(np.zeros(2))
+        var = daskdist.Variable(np.zeros(2))
 
     def step(x):
-        made.assign(x)
+        var.assign(x)
         x[...] = 5.0
 
     strategy.run(step, args=(np.ones(2),))
-    assert made.numpy().tolist() == [1, 1]
+    assert var.numpy().tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -515,10 +515,10 @@ def test_assigned_arrays_are_not_shared():
 def test_mismatches_are_reported_without_a_copy(value, words, no_copies):
     strategy = daskdist.MirroredStrategy(NAMES[:1])
     with strategy.scope():
-        made = daskdist.Variable(np.zeros(3))
+        var = daskdist.Variable(np.zeros(3))
     no_copies.clear()
     with pytest.raises(errors.ArgumentError, match=words):
-        strategy.run(lambda x: made.assign(x), args=(value,))
+        strategy.run(lambda x: var.assign(x), args=(value,))
     assert not no_copies
 
 
@@ -526,16 +526,16 @@ def test_mismatches_are_reported_without_a_copy(value, words, no_copies):
 def test_variables_of_dtypes_that_the_device_lacks_stay_on_the_host(dtype):
     strategy = daskdist.MirroredStrategy(NAMES[:2])
     with strategy.scope():
-        made = daskdist.Variable(np.zeros(3, dtype), aggregation="SUM")
+        var = daskdist.Variable(np.zeros(3, dtype), aggregation="SUM")
 
     def step(x):
-        made.assign_add(x)
-        return type(made.read_value())
+        var.assign_add(x)
+        return type(var.read_value())
 
     for given in (np.ones(3, dtype), placed([np.ones(3, np.float32)] * 2)):
         assert set(strategy.local_results(strategy.run(step, args=(given,)))) == {np.ndarray}
-    assert made.numpy().dtype == dtype
-    assert made.numpy().tolist() == [4] * 3
+    assert var.numpy().dtype == dtype
+    assert var.numpy().tolist() == [4] * 3
 
 
 # --- what leaves a device ---
@@ -784,9 +784,9 @@ def test_device_arrays_of_the_program_are_sent_as_numpy_arrays(on_workers, monke
     assert all_here(on_workers.reduce("SUM", each, axis=None)).tolist() == [0, 3, 6]
     assert all_here(on_workers.gather(each, 0)).tolist() == [0, 1, 2] * 3
     with on_workers.scope():
-        made = daskdist.Variable(own)
-    made.assign(own + 1)
-    assert made.numpy().tolist() == [1, 2, 3]
+        var = daskdist.Variable(own)
+    var.assign(own + 1)
+    assert var.numpy().tolist() == [1, 2, 3]
     sent = on_workers.extended.broadcast_to(own, None)
     assert on_workers.local_results(on_workers.run(place_of, args=(sent,))) == places
 

@@ -83,63 +83,63 @@ def calling_itself(amount):
 
 def test_each_replica_gets_its_copy_of_an_assigned_object(strategy):
     size = strategy.num_replicas_in_sync
-    made = variable(strategy, Counter)
+    var = variable(strategy, Counter)
     given = Counter(10)
     for _ in range(2):
-        made.assign(given)
-        assert strategy.local_results(strategy.run(added(made))) == tuple(10 + k + 1 for k in range(size))
+        var.assign(given)
+        assert strategy.local_results(strategy.run(added(var))) == tuple(10 + k + 1 for k in range(size))
     # The program's object and those of the replicas do not affect each other.
     assert given.number == 10
     given.number = 0
-    assert strategy.local_results(strategy.run(lambda: made.read_value().number)) == tuple(11 + k for k in range(size))
+    assert strategy.local_results(strategy.run(lambda: var.read_value().number)) == tuple(11 + k for k in range(size))
     other = variable(strategy, Counter)
-    other.assign(made)
+    other.assign(var)
     assert strategy.local_results(strategy.run(added(other))) == tuple(10 + 2 * (k + 1) for k in range(size))
-    assert strategy.local_results(strategy.run(lambda: made.read_value().number)) == tuple(11 + k for k in range(size))
+    assert strategy.local_results(strategy.run(lambda: var.read_value().number)) == tuple(11 + k for k in range(size))
 
 
 def test_objects_assigned_per_replica_belong_to_that_replica(strategy):
     size = strategy.num_replicas_in_sync
-    made = variable(strategy, Counter)
+    var = variable(strategy, Counter)
     given = [Counter(10 * k) for k in range(size)]
-    made.assign(PerReplica(given))
-    assert strategy.local_results(strategy.run(added(made))) == tuple(10 * k + k + 1 for k in range(size))
+    var.assign(PerReplica(given))
+    assert strategy.local_results(strategy.run(added(var))) == tuple(10 * k + k + 1 for k in range(size))
     assert [value.number for value in given] == [10 * k for k in range(size)]
 
 
 def test_each_replica_gets_its_copy_of_a_functions_result(strategy):
     shared = Counter(5)
-    made = variable(strategy, lambda: shared)
+    var = variable(strategy, lambda: shared)
     size = strategy.num_replicas_in_sync
-    assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
+    assert strategy.local_results(strategy.run(added(var))) == tuple(5 + k + 1 for k in range(size))
 
 
 def test_an_object_shared_by_replicas_becomes_one_for_each(strategy):
     shared = Counter(5)
-    made = variable(strategy, Counter)
-    strategy.run(lambda: made.assign(shared))
+    var = variable(strategy, Counter)
+    strategy.run(lambda: var.assign(shared))
     size = strategy.num_replicas_in_sync
-    assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
+    assert strategy.local_results(strategy.run(added(var))) == tuple(5 + k + 1 for k in range(size))
 
 
 @pytest.mark.cluster
 def test_values_read_by_the_program_stay_unchanged(on_cluster):
-    made = variable(on_cluster, Counter)
-    before = made.read_value(), made.values, made.assign(Counter(3))
-    on_cluster.local_results(on_cluster.run(added(made)))
+    var = variable(on_cluster, Counter)
+    before = var.read_value(), var.values, var.assign(Counter(3))
+    on_cluster.local_results(on_cluster.run(added(var)))
     assert [[item.number for item in on_cluster.local_results(value)] for value in before] == [[0, 0], [0, 0], [3, 3]]
 
 
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
 def test_an_object_in_nests_of_several_replicas_becomes_one_for_each(strategy, synchronization):
     shared = Counter(5)
-    made = variable(strategy, Counter, synchronization=synchronization)
-    strategy.run(lambda: made.assign({"counter": shared}))
+    var = variable(strategy, Counter, synchronization=synchronization)
+    strategy.run(lambda: var.assign({"counter": shared}))
 
     def step():
-        made.read_value()["counter"].number += number() + 1
+        var.read_value()["counter"].number += number() + 1
         daskdist.get_replica_context().all_reduce("SUM", 1)
-        return made.read_value()["counter"].number
+        return var.read_value()["counter"].number
 
     size = strategy.num_replicas_in_sync
     assert strategy.local_results(strategy.run(step)) == tuple(5 + k + 1 for k in range(size))
@@ -147,10 +147,10 @@ def test_an_object_in_nests_of_several_replicas_becomes_one_for_each(strategy, s
 
 def test_assigning_one_object_on_all_replicas_makes_copies(strategy):
     shared = Counter(5)
-    made = variable(strategy, Counter, synchronization="ON_READ")
-    strategy.run(lambda: made.assign(shared))
+    var = variable(strategy, Counter, synchronization="ON_READ")
+    strategy.run(lambda: var.assign(shared))
     size = strategy.num_replicas_in_sync
-    assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
+    assert strategy.local_results(strategy.run(added(var))) == tuple(5 + k + 1 for k in range(size))
     other = variable(strategy, Counter)
     shared = Counter(5)
     strategy.extended.update(other, lambda counter: counter.assign(shared))
@@ -159,11 +159,11 @@ def test_assigning_one_object_on_all_replicas_makes_copies(strategy):
 
 def test_an_object_that_cannot_be_copied_is_an_error():
     strategy = mirrored(2)
-    made = variable(strategy, Counter, name="thing")
+    var = variable(strategy, Counter, name="thing")
     with pytest.raises(
         errors.ArgumentError, match=r"thing.assign: each replica needs a copy, and generator cannot be copied.*"
     ):
-        made.assign(value for value in ())
+        var.assign(value for value in ())
     own = variable(strategy, Counter, synchronization="ON_READ")
     strategy.run(lambda: own.assign(item for item in (number(), 7)))
     assert strategy.local_results(strategy.run(lambda: next(own.read_value()))) == (0, 1)
@@ -174,37 +174,37 @@ def test_an_object_that_cannot_be_copied_is_an_error():
 
 def test_the_first_replicas_object_is_copied_to_all(strategy):
     size = strategy.num_replicas_in_sync
-    made = variable(strategy, Counter, aggregation="ONLY_FIRST_REPLICA")
+    var = variable(strategy, Counter, aggregation="ONLY_FIRST_REPLICA")
 
     def step():
-        actual = made.assign(Counter(number() + 7))
-        return actual is made.read_value()
+        actual = var.assign(Counter(number() + 7))
+        return actual is var.read_value()
 
     assert strategy.local_results(strategy.run(step)) == (True,) * size
-    assert [value.number for value in strategy.local_results(made)] == [7] * size
-    assert strategy.local_results(strategy.run(added(made))) == tuple(7 + k + 1 for k in range(size))
+    assert [value.number for value in strategy.local_results(var)] == [7] * size
+    assert strategy.local_results(strategy.run(added(var))) == tuple(7 + k + 1 for k in range(size))
 
 
 def test_without_aggregation_objects_are_the_same(strategy):
-    made = variable(strategy, Counter, name="thing")
+    var = variable(strategy, Counter, name="thing")
     # Each replica has a separate object, with its text in another order.
-    strategy.run(lambda: made.assign(Counter(3, "abc" if number() else "cba")))
+    strategy.run(lambda: var.assign(Counter(3, "abc" if number() else "cba")))
     size = strategy.num_replicas_in_sync
-    assert [(part.number, part.names) for part in strategy.local_results(made)] == [(3, {"a", "b", "c"})] * size
+    assert [(part.number, part.names) for part in strategy.local_results(var)] == [(3, {"a", "b", "c"})] * size
     if size == 1:
         return
     with pytest.raises(errors.CollectiveError, match=r"thing.assign: replica \d gives another value than replica 0;.*"):
-        strategy.local_results(strategy.run(lambda: made.assign(Counter(number()))))
-    assert [item.number for item in strategy.local_results(made)] == [3] * size
+        strategy.local_results(strategy.run(lambda: var.assign(Counter(number()))))
+    assert [item.number for item in strategy.local_results(var)] == [3] * size
 
 
 def test_without_aggregation_objects_are_the_same_by_their_states():
     strategy = mirrored(2)
-    made = variable(strategy, lambda: Model([0.0]), name="model")
-    strategy.run(lambda: made.assign(Model(np.ones(2))))
-    assert [item.weights.tolist() for item in strategy.local_results(made)] == [[1, 1]] * 2
+    var = variable(strategy, lambda: Model([0.0]), name="model")
+    strategy.run(lambda: var.assign(Model(np.ones(2))))
+    assert [item.weights.tolist() for item in strategy.local_results(var)] == [[1, 1]] * 2
     with pytest.raises(errors.CollectiveError, match=r"model.assign: replica 1 gives another value than replica 0"):
-        strategy.run(lambda: made.assign(Model(np.full(2, float(number())))))
+        strategy.run(lambda: var.assign(Model(np.full(2, float(number())))))
     lock = variable(strategy, threading.Lock, name="lock")
     with pytest.raises(errors.ArgumentError, match=r"lock.assign: lock cannot be compared between replicas"):
         strategy.run(lambda: lock.assign(threading.Lock()))
@@ -230,25 +230,25 @@ def test_without_aggregation_objects_are_the_same_by_their_states():
 )
 def test_different_values_are_an_error(one, other):
     strategy = mirrored(2)
-    made = variable(strategy, object)
+    var = variable(strategy, object)
     for value in (one, other):
-        strategy.run(lambda value=value: made.assign(value))
+        strategy.run(lambda value=value: var.assign(value))
     with pytest.raises(errors.CollectiveError, match="gives another value"):
-        strategy.run(lambda: made.assign(other if number() else one))
+        strategy.run(lambda: var.assign(other if number() else one))
 
 
 def test_functions_that_are_made_alike_are_the_same(strategy):
-    made = variable(strategy, Counter)
-    strategy.run(lambda: made.assign([adding(2), calling_itself(1), lambda: list("ab"), {1: 2}.get, len]))
-    for value in strategy.local_results(strategy.run(lambda: made.read_value()[0](1))):
+    var = variable(strategy, Counter)
+    strategy.run(lambda: var.assign([adding(2), calling_itself(1), lambda: list("ab"), {1: 2}.get, len]))
+    for value in strategy.local_results(strategy.run(lambda: var.read_value()[0](1))):
         assert value == 3
 
 
 def test_objects_of_on_read_variables_differ(strategy):
-    made = variable(strategy, Counter, synchronization="ON_READ")
-    strategy.run(lambda: made.assign(Counter(number())))
+    var = variable(strategy, Counter, synchronization="ON_READ")
+    strategy.run(lambda: var.assign(Counter(number())))
     size = strategy.num_replicas_in_sync
-    assert [value.number for value in strategy.local_results(made)] == list(range(size))
+    assert [value.number for value in strategy.local_results(var)] == list(range(size))
 
 
 @pytest.mark.parametrize(
@@ -262,25 +262,25 @@ def test_nests_of_arrays_of_a_framework_are_added_up(strategy, aggregation, expe
 
         return {"w": xp.zeros(2, dtype=xp.float32), "b": [xp.asarray(0.0)]}
 
-    made = variable(strategy, make, aggregation=aggregation)
+    var = variable(strategy, make, aggregation=aggregation)
 
     def step():
         import array_api_strict as xp
 
         one = xp.ones(2, dtype=xp.float32) * float(number() + 1)
         given = {"w": one, "b": [xp.asarray(float(number() + 1))]}
-        made.assign(given)
-        actual = made.assign_add(given)
+        var.assign(given)
+        actual = var.assign_add(given)
         return [type(actual["w"]).__name__, str(actual["w"].dtype), *map(float, actual["w"]), float(actual["b"][0])]
 
     size = strategy.num_replicas_in_sync
     total = 2 * (expected(size) if size > 1 else 1.0)
     kind = ["Array", "array_api_strict.float32"]
     assert strategy.local_results(strategy.run(step)) == ([*kind, total, total, total],) * size
-    actual = strategy.local_results(made.assign_sub(make()))
+    actual = strategy.local_results(var.assign_sub(make()))
     assert [float(result["b"][0]) for result in actual] == [total] * size
     with pytest.raises(errors.ArgumentError, match="differ in structure or shape"):
-        strategy.local_results(made.assign_add({"w": 1.0}))
+        strategy.local_results(var.assign_add({"w": 1.0}))
 
 
 def test_each_replica_can_make_arrays_of_a_framework_of_another_shape(strategy):
@@ -291,9 +291,9 @@ def test_each_replica_can_make_arrays_of_a_framework_of_another_shape(strategy):
 
         return xp.zeros(number() + 1)
 
-    made = variable(strategy, make)
+    var = variable(strategy, make)
     size = strategy.num_replicas_in_sync
-    actual = strategy.run(lambda: made.read_value().shape[0])
+    actual = strategy.run(lambda: var.read_value().shape[0])
     assert [int(value) for value in strategy.local_results(actual)] == [k + 1 for k in range(size)]
 
 
@@ -306,13 +306,13 @@ def test_objects_that_cannot_be_added_are_an_error():
         variable(strategy, lambda: [strict.ones(1), None], aggregation="SUM")
     with pytest.raises(errors.ArgumentError, match=r"aggregation SUM of each replica's own value \(ON_READ\)"):
         variable(strategy, lambda: [strict.ones(1)], aggregation="SUM", synchronization="ON_READ")
-    made = variable(strategy, lambda: [strict.ones(1)], aggregation="SUM", name="thing")
+    var = variable(strategy, lambda: [strict.ones(1)], aggregation="SUM", name="thing")
     with pytest.raises(errors.ArgumentError, match=r"thing.assign: aggregation SUM is for nests of arrays: .*Counter"):
-        strategy.run(lambda: made.assign([Counter()]))
+        strategy.run(lambda: var.assign([Counter()]))
     with pytest.raises(
         errors.ArgumentError, match=r"thing.assign: aggregation SUM of bool results in int64; give arrays of"
     ):
-        strategy.run(lambda: made.assign([strict.asarray([True])]))
+        strategy.run(lambda: var.assign([strict.asarray([True])]))
     mean = variable(strategy, lambda: [strict.ones(1)], aggregation="MEAN", name="mean")
     with pytest.raises(
         errors.ArgumentError, match=r"mean.assign: aggregation MEAN of int64 results in float64; give arrays of"
@@ -326,13 +326,13 @@ def test_objects_that_cannot_be_added_are_an_error():
 
 def test_arrays_of_a_framework_are_taken_as_numpys(strategy):
     strict = pytest.importorskip("array_api_strict")
-    made = variable(strategy, {"w": strict.ones(2, dtype=strict.float32), "b": 1.0}, aggregation="SUM")
-    assert made.numpy()["w"].dtype == np.float32
-    made.assign({"w": strict.full(2, 3.0, dtype=strict.float32), "b": strict.asarray(2.0)})
-    made.assign_add({"w": strict.ones(2, dtype=strict.float32), "b": 0.0})
-    actual = strategy.local_results(strategy.run(lambda: (type(made.read_value()["w"]).__name__, made.read_value())))
+    var = variable(strategy, {"w": strict.ones(2, dtype=strict.float32), "b": 1.0}, aggregation="SUM")
+    assert var.numpy()["w"].dtype == np.float32
+    var.assign({"w": strict.full(2, 3.0, dtype=strict.float32), "b": strict.asarray(2.0)})
+    var.assign_add({"w": strict.ones(2, dtype=strict.float32), "b": 0.0})
+    actual = strategy.local_results(strategy.run(lambda: (type(var.read_value()["w"]).__name__, var.read_value())))
     assert [(kind, item["w"].tolist(), float(item["b"])) for kind, item in actual] == (
         [("ndarray", [4, 4], 2)] * strategy.num_replicas_in_sync
     )
     with pytest.raises(errors.ArgumentError, match="the value is Counter; give an array or a number"):
-        made.assign({"w": Counter(), "b": 0})
+        var.assign({"w": Counter(), "b": 0})

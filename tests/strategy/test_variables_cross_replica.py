@@ -27,7 +27,7 @@ def between(function, *args):
 
 
 def test_merge_call_can_read_and_assign_variables(strategy):
-    made = variable(strategy, {"w": np.zeros(2, np.float32), "n": 0})
+    var = variable(strategy, {"w": np.zeros(2, np.float32), "n": 0})
 
     def merged(strategy, own, x):
         before = own.read_value()
@@ -37,52 +37,52 @@ def test_merge_call_can_read_and_assign_variables(strategy):
         return own.numpy()["w"]
 
     def step(x):
-        given = between(merged, made, x)
-        return given, made.read_value()["w"], made.read_value()["n"]
+        given = between(merged, var, x)
+        return given, var.read_value()["w"], var.read_value()["n"]
 
     size = strategy.num_replicas_in_sync
     for times in (1, 2):
         expected = [times * (sum(range(size)) + 1)] * 2
         for given, w, n in strategy.local_results(strategy.run(step, args=(numbers(strategy),))):
             assert (given.tolist(), w.tolist(), w.dtype, n) == (expected, expected, np.float32, 3)
-    assert made.numpy()["w"].tolist() == expected
+    assert var.numpy()["w"].tolist() == expected
 
 
 def test_merge_call_can_use_variables_that_are_not_arguments(strategy):
-    made = variable(strategy, 1.0)
+    var = variable(strategy, 1.0)
 
     def merged(strategy):
-        assert float(made) == np.asarray(strategy.reduce("MAX", made, axis=None))
-        made.assign(float(made) * 2)
-        made.assign(strategy.reduce("MEAN", made, axis=None) + 1)
+        assert float(var) == np.asarray(strategy.reduce("MAX", var, axis=None))
+        var.assign(float(var) * 2)
+        var.assign(strategy.reduce("MEAN", var, axis=None) + 1)
 
     strategy.local_results(strategy.run(lambda: [between(merged), 0][1]))
-    assert copies(strategy, made) == [3] * strategy.num_replicas_in_sync
+    assert copies(strategy, var) == [3] * strategy.num_replicas_in_sync
 
 
 @pytest.mark.parametrize("is_given", [False, True])
 def test_merge_call_updates_the_copy_of_each_replica(strategy, is_given):
-    made = variable(strategy, np.zeros(2), aggregation="SUM")
+    var = variable(strategy, np.zeros(2), aggregation="SUM")
 
-    def merged(strategy, x, given=made):
+    def merged(strategy, x, given=var):
         total = strategy.reduce("SUM", x, axis=None)
         return strategy.extended.update(given, lambda own, x, total: own.assign_add(x + total), args=(x, total))
 
     def step(x):
-        given = between(merged, *((x, made) if is_given else (x,)))
-        assert given.tolist() == made.read_value().tolist()
-        return made.read_value()
+        given = between(merged, *((x, var) if is_given else (x,)))
+        assert given.tolist() == var.read_value().tolist()
+        return var.read_value()
 
     size = strategy.num_replicas_in_sync
     expected = [[sum(range(size)) + k] * 2 for k in range(size)]
     values = strategy.run(step, args=(PerReplica([np.full(2, float(k)) for k in range(size)]),))
     assert [value.tolist() for value in strategy.local_results(values)] == expected
-    assert copies(strategy, made) == expected
+    assert copies(strategy, var) == expected
 
 
 @pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "NONE"])
 def test_cross_replica_reads_give_each_replicas_value(strategy, aggregation):
-    made = variable(strategy, 0.0, synchronization="ON_READ", aggregation=aggregation)
+    var = variable(strategy, 0.0, synchronization="ON_READ", aggregation=aggregation)
     size = strategy.num_replicas_in_sync
     own = list(range(size))
 
@@ -94,12 +94,12 @@ def test_cross_replica_reads_give_each_replicas_value(strategy, aggregation):
         strategy.run(lambda: given.assign_add(daskdist.get_replica_context().replica_id_in_sync_group))
 
     def step(x):
-        made.assign(x)
-        between(merged, made)
-        return made.read_value()
+        var.assign(x)
+        between(merged, var)
+        return var.read_value()
 
     actual = strategy.local_results(strategy.run(step, args=(numbers(strategy),)))
-    assert list(actual) == copies(strategy, made) == [11 * k for k in own]
+    assert list(actual) == copies(strategy, var) == [11 * k for k in own]
 
 
 class Kept:
@@ -108,7 +108,7 @@ class Kept:
 
 
 def test_merge_call_can_assign_and_change_objects(strategy):
-    made = variable(strategy, Kept)
+    var = variable(strategy, Kept)
 
     def merged(strategy, given):
         assert [item.seen for item in strategy.local_results(given.read_value())] == [["own"]] * size
@@ -116,10 +116,10 @@ def test_merge_call_can_assign_and_change_objects(strategy):
         strategy.extended.update(given, lambda value, x: value.read_value().seen.append(x), args=(ids,))
 
     def step():
-        made.read_value().seen.append("own")
-        between(merged, made)
-        made.read_value().seen.append("after")
-        return made.read_value().seen
+        var.read_value().seen.append("own")
+        between(merged, var)
+        var.read_value().seen.append("after")
+        return var.read_value().seen
 
     size = strategy.num_replicas_in_sync
     ids = PerReplica([f"of {k}" for k in range(size)]) if size > 1 else "of 0"
@@ -139,17 +139,17 @@ class Steps:
 
 @pytest.mark.parametrize("is_last", [False, True])
 def test_cross_replica_objects_keep_shared_parts(strategy, is_last):
-    made = variable(strategy, Kept)
-    steps = variable(strategy, lambda: Steps(made.read_value()))
+    var = variable(strategy, Kept)
+    steps = variable(strategy, lambda: Steps(var.read_value()))
 
     def merged(strategy, given):
         strategy.extended.update(steps, lambda own: own.read_value().take("between"))
-        return [value.seen for value in strategy.local_results(made)]
+        return [value.seen for value in strategy.local_results(var)]
 
     def step():
-        seen = between(merged, (steps, made) if is_last else (made, steps))
+        seen = between(merged, (steps, var) if is_last else (var, steps))
         steps.read_value().take("after")
-        return seen, made.read_value().seen, steps.read_value().kept is made.read_value()
+        return seen, var.read_value().seen, steps.read_value().kept is var.read_value()
 
     size = strategy.num_replicas_in_sync
     for seen, actual, is_same in strategy.local_results(strategy.run(step)):
@@ -158,38 +158,38 @@ def test_cross_replica_objects_keep_shared_parts(strategy, is_last):
 
 
 def test_reading_objects_across_replicas_keeps_their_identity(strategy):
-    made = variable(strategy, Kept)
+    var = variable(strategy, Kept)
 
     def step():
-        before = made.read_value()
-        between(lambda strategy, given: len(strategy.local_results(given.read_value())), made)
-        return made.read_value() is before
+        before = var.read_value()
+        between(lambda strategy, given: len(strategy.local_results(given.read_value())), var)
+        return var.read_value() is before
 
     assert all(strategy.local_results(strategy.run(step)))
 
 
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
 def test_nested_cross_replica_calls_read_current_values(strategy, synchronization):
-    made = variable(strategy, 0.0, synchronization=synchronization, aggregation="MEAN")
+    var = variable(strategy, 0.0, synchronization=synchronization, aggregation="MEAN")
 
     def inner(strategy, given):
         given.assign_add(10.0)
         return float(given)
 
     def merged(strategy, given):
-        made.assign_add(1.0)
-        actual = strategy.run(lambda: (between(inner, given), made.read_value()))
+        var.assign_add(1.0)
+        actual = strategy.run(lambda: (between(inner, given), var.read_value()))
         # The variable can be used as before.
-        made.assign_add(100.0)
+        var.assign_add(100.0)
         return strategy.local_results(actual)
 
     def step():
-        return between(merged, made), made.read_value()
+        return between(merged, var), var.read_value()
 
     size = strategy.num_replicas_in_sync
     for given, own in strategy.local_results(strategy.run(step)):
         assert (list(given), own) == ([(11, 11)] * size, 111)
-    assert copies(strategy, made) == [111] * size
+    assert copies(strategy, var) == [111] * size
 
 
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
@@ -211,29 +211,29 @@ def test_replicas_may_give_different_variables_to_merge_call(strategy, synchroni
 @pytest.mark.cluster
 def test_a_failed_cross_replica_call_on_a_cluster_assigns_nothing(start_cluster):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=2) as strategy:
-        made = variable(strategy, 0.0)
+        var = variable(strategy, 0.0)
 
         def merged(strategy):
-            made.assign(1.0)
-            strategy.extended.update(made, lambda own: own.assign_add(1.0))
-            assert float(made) == 2
+            var.assign(1.0)
+            strategy.extended.update(var, lambda own: own.assign_add(1.0))
+            assert float(var) == 2
             raise OSError("gone")
 
         with pytest.raises(OSError, match="gone"):
             strategy.local_results(strategy.run(between, args=(merged,)))
-        assert copies(strategy, made) == [0] * 4
+        assert copies(strategy, var) == [0] * 4
 
 
 @pytest.mark.cluster
 def test_cross_replica_calls_on_a_cluster_see_only_their_arguments(on_cluster):
-    made = variable(on_cluster, 0.0, synchronization="ON_READ", aggregation="SUM", name="own")
+    var = variable(on_cluster, 0.0, synchronization="ON_READ", aggregation="SUM", name="own")
     kept = variable(on_cluster, Kept, name="kept")
-    for function in (lambda _: float(made), lambda _: made.assign_add(1.0), lambda _: kept.read_value()):
+    for function in (lambda _: float(var), lambda _: var.assign_add(1.0), lambda _: kept.read_value()):
         with pytest.raises(errors.ArgumentError, match=r"own|kept: each replica has its own value, .* pass it in args"):
             on_cluster.local_results(on_cluster.run(between, args=(function,)))
     # Assigning a new value needs no old one, so it is allowed.
-    on_cluster.local_results(on_cluster.run(lambda: [between(lambda _: [made.assign(3.0), None][1]), 0][1]))
-    assert float(made) == 3
+    on_cluster.local_results(on_cluster.run(lambda: [between(lambda _: [var.assign(3.0), None][1]), 0][1]))
+    assert float(var) == 3
 
 
 @pytest.mark.cluster
