@@ -89,6 +89,7 @@ def objects():
         "DistributedDataset": distributed,
         "DistributedIterator": iterator,
         "ElementIterator": iter(Dataset.range(4)),
+        "Function": daskdist.function(abs),
         "Options": daskdist.Options(),
         "PerReplica": next(iterator),
         "Strategy": strategy,
@@ -108,9 +109,9 @@ def test_objects_say_what_to_use_for_attributes_of_other_libraries(name):
 def test_advice_for_attributes_is_of_names_that_exist():
     known = {**objects(), "strategy": mirrored(2), "extended": mirrored(2).extended}
     known |= {"dataset": known["DistributedDataset"], "iterator": known["DistributedIterator"]}
-    known |= {"options": known["Options"], "daskdist": daskdist}
+    known |= {"function": known["Function"], "options": known["Options"], "daskdist": daskdist}
     text = " ".join(advice for table in missing_methods.OF_OBJECTS.values() for advice in table.values())
-    used = set(re.findall(r"\b(strategy|extended|dataset|iterator|options|daskdist)(?=\.(\w+))", text))
+    used = set(re.findall(r"\b(strategy|extended|dataset|iterator|function|options|daskdist)(?=\.(\w+))", text))
     assert len(used) > 15
     assert not [(obj, name) for obj, name in used if not hasattr(known[obj], name)]
 

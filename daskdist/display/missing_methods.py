@@ -129,6 +129,11 @@ OF_OBJECTS: Final = {
         "get_next_as_optional": "next(iterator, None)",
         "next": "next(iterator)",
     },
+    "Function": {
+        "experimental_get_tracing_count": "the function as it is: nothing is traced",
+        "get_concrete_function": "the function as it is: nothing is traced",
+        "python_function": "function.__wrapped__",
+    },
     "Options": {
         "autotune_algorithm": "options.memory_budget_bytes",
         "cpu_budget": "options.num_threads",

@@ -15,6 +15,7 @@ from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
 from daskdist.display.missing_arguments import advises
+from daskdist.display.missing_methods import Advised
 from daskdist.display.plain_text import PlainText
 from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
@@ -74,7 +75,7 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
     return Function(fn, input_signature)
 
 
-class Function:
+class Function(Advised):
     """A function wrapped by `function`."""
 
     def __init__(self, fn: Callable[..., Any], input_signature: Sequence[Any] | None = None) -> None:
