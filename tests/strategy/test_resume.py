@@ -270,11 +270,11 @@ def test_workers_that_share_a_file_need_the_splits_of_the_position(tmp_path):
     assert sum(map(len, taken(mirrored(2), 800, state)[::2])) == 240
 
 
-def test_datasets_of_a_function_continue_with_the_same_number(on_cluster):
+@pytest.mark.parametrize("seed", [3, None])
+def test_datasets_of_a_function_continue_with_the_same_number(on_cluster, seed):
     def make(context):
-        return (
-            Dataset.range(20).shard(context.num_input_pipelines, context.input_pipeline_id).shuffle(9, seed=3).batch(2)
-        )
+        number, count = context.input_pipeline_id, context.num_input_pipelines
+        return Dataset.range(60).shard(count, number).shuffle(19, seed=seed).batch(2)
 
     def begun(strategy):
         return iter(strategy.distribute_datasets_from_function(make))
@@ -284,9 +284,15 @@ def test_datasets_of_a_function_continue_with_the_same_number(on_cluster):
         steps = [parts_of(strategy, step) for step in itertools.islice(iterator, 2)]
         again = begun(strategy)
         again.load_state_dict(iterator.state_dict())
-        rest = [parts_of(strategy, step) for step in again]
+        rest = [parts_of(strategy, step) for step in itertools.islice(again, 3)]
+        again_at = again.state_dict()
+        rest += [parts_of(strategy, step) for step in again]
         assert rest == [parts_of(strategy, step) for step in iterator]
-        assert sorted(rows_of(steps + rest)) == list(range(20))
+        assert sorted(rows_of(steps + rest)) == list(range(60))
+        # A position that is taken after the continuation has the same order.
+        third = begun(strategy)
+        third.load_state_dict(again_at)
+        assert [parts_of(strategy, step) for step in third] == rest[3:]
     with pytest.raises(errors.ArgumentError, match="datasets a function made"):
         begun(mirrored(3)).load_state_dict(iterator.state_dict())
 

@@ -75,7 +75,7 @@ def _make_feed(
 
 
 def _identity_of(datasets: Sequence[PipelineDataset]) -> PipelineIdentity:
-    plans = [dataset.summary.plan for dataset in datasets]
+    plans = [dataset.summary.identity for dataset in datasets]
     return PipelineIdentity(str(tokenize(plans)), "\n".join(reversed(plans[0].splitlines())))
 
 

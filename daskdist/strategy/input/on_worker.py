@@ -28,6 +28,7 @@ from daskdist.execute.stream.calls import pulled_exactly
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options
+from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.strategy.input.device_maps import DeviceMaps, SuppliedDataset
 from daskdist.strategy.input.options import InputContext
 from daskdist.strategy.values.error_context import add_context
@@ -35,7 +36,10 @@ from daskdist.strategy.values.error_context import add_context
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """The spec, cardinality, options and plan of a dataset on a worker, and whether it leaves out what fails."""
+    """The spec, cardinality, options, plan and drawn seeds of a dataset on a worker.
+
+    ``leaves_out`` says whether it leaves out elements that fail; ``identity`` is the plan without drawn seeds.
+    """
 
     spec: ElementSpec
     cardinality: int
@@ -43,6 +47,8 @@ class DatasetSummary:
     plan: str
     device_maps: DeviceMaps
     leaves_out: bool
+    seeds: tuple[int, ...]
+    identity: str
 
 
 def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
@@ -54,7 +60,17 @@ def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
     spec, options = spec_by(dataset, caller), dataset.options()
     node = node_of(dataset)
     leaves_out = options.on_error == "skip" or any(part.facts.leaves_out_failed for part in walk(node))
-    return DatasetSummary(spec, dataset.cardinality(), options, tree(node), dataset.device_maps, leaves_out)
+    seeds = tuple(drawn_seeds(node))
+    return DatasetSummary(
+        spec,
+        dataset.cardinality(),
+        options,
+        tree(node),
+        dataset.device_maps,
+        leaves_out,
+        seeds,
+        tree(with_drawn(node, [0] * len(seeds))) if seeds else tree(node),
+    )
 
 
 def make_dataset(
@@ -194,12 +210,22 @@ def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
 
 @dataclass(frozen=True)
 class BeginWorkerPass:
-    """A function that begins passes over a dataset."""
+    """A function that begins passes over a dataset.
+
+    Parameters
+    ----------
+    passes
+        The numbers of the passes.
+    seeds
+        The seeds to use in place of those that the dataset has drawn; none to keep those.
+    """
 
     passes: PassNumber
+    seeds: tuple[int, ...]
 
     def __call__(self, values: Sequence[Dataset], epoch: Epoch, position: bytes | None) -> WorkerPass:
-        return WorkerPass(values[0], self.passes.of(epoch), position)
+        dataset = Dataset(with_drawn(node_of(values[0]), self.seeds)) if self.seeds else values[0]
+        return WorkerPass(dataset, self.passes.of(epoch), position)
 
 
 class _SkipCollector(Interpreter):
@@ -224,11 +250,24 @@ class _SkipCollector(Interpreter):
 
 @dataclass(frozen=True, eq=False)
 class OnWorker(CountingNode, Source):
-    """A source of the elements of a dataset on a worker."""
+    """A source of the elements of a dataset on a worker.
+
+    Parameters
+    ----------
+    held
+        The dataset.
+    worker
+        The address of the worker.
+    known
+        The summary of the dataset.
+    seeds
+        The seeds of a position from which it continues; none before.
+    """
 
     held: Handle = field(repr=False)
     worker: str
     known: DatasetSummary = field(repr=False)
+    seeds: tuple[int, ...] = field(default=(), repr=False)
 
     name = "dataset_fn"
     facts = Facts()
@@ -245,7 +284,7 @@ class OnWorker(CountingNode, Source):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         position = position_on_worker if self.known.leaves_out else None
-        return Stream(_nothing_here, self.name, self.held, BeginWorkerPass(self.passes), position)
+        return Stream(_nothing_here, self.name, self.held, BeginWorkerPass(self.passes, self.seeds), position)
 
     def __str__(self) -> str:
         return f"dataset_fn on {self.worker}:\n" + "\n".join(f"  {line}" for line in self.known.plan.splitlines())

@@ -19,6 +19,7 @@ from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rest_of_pass import PassLayout, PassSection, final_batch, rest_of, with_batch_size
 from daskdist.passes.seed import drawn_seeds, with_drawn
+from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.pipeline import Pipeline
 
 
@@ -237,9 +238,15 @@ def _split_bytes(nodes: Sequence[Node | None]) -> int:
 
 def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
     # A replica does not have all pipelines of the others.
-    if pipeline.node is None or position.seeds == drawn_seeds(pipeline.node):
+    if pipeline.node is None or position.seeds == _drawn(pipeline.node):
         return pipeline
+    if isinstance(pipeline.node, OnWorker):
+        return replace(pipeline, node=replace(pipeline.node, seeds=tuple(position.seeds)))
     return replace(pipeline, node=with_drawn(pipeline.node, position.seeds))
+
+
+def _drawn(node: Node) -> list[int]:
+    return list(node.seeds or node.known.seeds) if isinstance(node, OnWorker) else drawn_seeds(node)
 
 
 def section_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> PassSection:
@@ -252,4 +259,4 @@ def section_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> PassS
 
 def seeds_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
     """Return the seeds that the operations of each pipeline have drawn because none was given."""
-    return [[] if pipeline.rest is not None else drawn_seeds(pipeline.node) for pipeline in pipelines]
+    return [[] if pipeline.rest is not None else _drawn(pipeline.node) for pipeline in pipelines]
