@@ -10,6 +10,7 @@ import threading
 import time
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from conftest import eventually
@@ -131,12 +132,17 @@ def of_memory(folder):
     return Dataset.from_tensor_slices(values).map(lambda row: row[0])
 
 
+def of_dask(folder):
+    return Dataset.from_dask(da.arange(_ROWS, chunks=70).map_blocks(np.abs)).map(np.abs)
+
+
 @pytest.mark.parametrize(
     ("visit", "rows", "options", "workers_first"),
     [
         (by_looking, of_files, ("--no-nanny",), False),
         (by_steps, of_files, ("--nanny",), False),
         (by_steps, of_memory, ("--no-nanny",), True),
+        (by_steps, of_dask, ("--no-nanny",), False),
     ],
 )
 def test_a_pass_continues_with_another_scheduler(started, tmp_path, caplog, visit, rows, options, workers_first):
