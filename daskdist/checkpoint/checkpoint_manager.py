@@ -20,6 +20,7 @@ from daskdist.display.pages import state_page
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.atomic_file import put
 from daskdist.storage.filesystem import Storage, failures
+from daskdist.storage.http_files import check_writable
 from daskdist.url_secrets import without_secrets
 from daskdist.waiting import wait_intervals
 
@@ -173,6 +174,7 @@ class CheckpointManager:
         self, states: dict[str, Any], step: int | None = None, check: Callable[[], None] | None = None
     ) -> int:
         """Save states that are copies as `save` does; ``check`` raises an error if they are no longer wanted."""
+        check_writable(self.directory)
         last = self._step
         if last is None:
             last = max(self.steps, default=-1)

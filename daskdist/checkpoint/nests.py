@@ -77,6 +77,7 @@ def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) ->
 
     Notes
     -----
+    Lists of numbers that have no owner may differ in length, such as those of losses so far.
     None and empty mappings or lists stand for state that does not exist yet, such as that of an optimizer before its
     first step. Below the top level, None may take the place of anything; there, and at the top level of values without
     an owner, an empty container may take the place of any of its kind. Arrays without a counterpart become arrays of
@@ -210,6 +211,8 @@ class _Like:
             return self._leaf(nest, state, path)
         if saved_items is None or state_items is None or (_is_sequence(nest) and not _is_sequence(state)):
             raise ArgumentError(f"{where(path)}: {_kind(nest)} was saved, and {_kind(state)} is there")
+        if self._owner is None and _is_list_of_scalars(nest) and _is_list_of_scalars(state) and len(nest) != len(state):
+            return self._new(nest, state, path)
         parts, present = dict(saved_items), dict(state_items)
         _check_keys(parts, present, path)
         return _packed({key: self.converted(part, present[key], (*path, key)) for key, part in parts.items()}, state)
@@ -262,6 +265,10 @@ def _one_does_not_exist_yet(nest: Any, state: Any) -> bool:
         return False
     # A named tuple is never empty for lack of state: it always has its fields.
     return (not nest) != (not state) and not hasattr(state, "_fields")
+
+
+def _is_list_of_scalars(nest: Any) -> bool:
+    return isinstance(nest, list) and all(items_of(part) is None and not getattr(part, "shape", ()) for part in nest)
 
 
 def _check_keys(saved: Mapping[Any, Any], present: Mapping[Any, Any], path: tuple[Any, ...]) -> None:

@@ -42,6 +42,7 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.npy import header_of
 from daskdist.storage.atomic_file import atomic_file, remove_temporaries
 from daskdist.storage.filesystem import Storage, failures
+from daskdist.storage.http_files import check_writable
 from daskdist.url_secrets import shown_cause
 
 FORMAT: Final = "daskdist checkpoint"
@@ -79,6 +80,7 @@ def write_states(
     FileError
         The file cannot be written; an existing one is unchanged.
     """
+    check_writable(path)
     arrays: list[Any] = []
     nodes = [[name, _encode(name, state, arrays)] for name, state in states.items()]
     fs, inner = storage.located(path)

@@ -265,6 +265,29 @@ def test_objects_without_state_accept_any_state(tmp_path):
     assert same(restored(saved(tmp_path / "fresh", fresh), begun), fresh)
 
 
+@pytest.mark.parametrize("number", [float, np.float32])
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_lists_of_numbers_may_differ_in_length(tmp_path, number, length):
+    losses = [number(k) for k in range(length)]
+    Checkpoint(losses=losses, by_name={"valid": losses}).save(tmp_path / "a.ckpt")
+    checkpoint = Checkpoint(losses=[number(9)] * 2, by_name={"valid": [number(8)] * 3})
+    checkpoint.restore(tmp_path / "a.ckpt")
+    assert checkpoint.losses == checkpoint.by_name["valid"] == losses
+
+
+def test_lists_of_other_values_have_to_have_the_same_length(tmp_path):
+    Checkpoint(layers=[np.zeros(2), np.zeros(3)]).save(tmp_path / "a.ckpt")
+    with pytest.raises(ArgumentError, match=r"restore: 'layers': the state: 1 superfluous"):
+        Checkpoint(layers=[np.zeros(2)]).restore(tmp_path / "a.ckpt")
+
+
+def test_http_servers_are_not_written_to():
+    checkpoint = Checkpoint(step=1)
+    for save in (checkpoint.save, lambda url: daskdist.CheckpointManager(url).save(checkpoint, step=1)):
+        with pytest.raises(FileError, match=r"^http://127\.0\.0\.1:1/x.*: files of HTTP servers are only read"):
+            save("http://127.0.0.1:1/x")
+
+
 def test_other_names_list_all(tmp_path):
     Checkpoint(a=Thing(1), b=Thing(2), c=Thing(3)).save(tmp_path / "a.ckpt")
     things = Thing(1), Thing(2)
@@ -841,7 +864,7 @@ def test_lists_and_dicts_of_values_may_begin_empty(tmp_path):
         checkpoint = Checkpoint(losses=losses, best=best, names=names)
         checkpoint.restore(path)
         assert (checkpoint.losses, checkpoint.best, checkpoint.names) == ([0.5, 0.25], {"epoch": 1}, ())
-    for losses in ({}, [1.0]):
+    for losses in ({}, [np.zeros(2)]):
         with pytest.raises(ArgumentError, match=r"^restore: 'losses': the state"):
             Checkpoint(losses=losses, best={}, names=()).restore(path)
 
