@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import dask.config
 from dask.utils import parse_bytes, parse_timedelta
+
+from daskdist.context_variables import changed
 
 DEFAULTS: Final[dict[str, Any]] = {
     # The most bytes of blocks and bundles that may be outstanding (requested, not yet released) on one worker, or in
@@ -192,14 +193,9 @@ def to_send() -> tuple[Any, ...] | None:
 _DEFAULTS_SENT: Final = (DEFAULTS["timeouts"]["collective"], DEFAULTS["timeouts"]["silence"])
 
 
-@contextmanager
-def sent(settings: tuple[Any, ...]) -> Iterator[None]:
-    """Apply the settings of a program to the calls inside."""
-    token = _sent.set({name: (value, setting(name)) for name, value in zip(_SENT_ALONG, settings, strict=True)})
-    try:
-        yield
-    finally:
-        _sent.reset(token)
+def sent(settings: tuple[Any, ...]) -> AbstractContextManager[None]:
+    """Apply the settings of a program to the calls in a ``with`` block."""
+    return changed(_sent, {name: (value, setting(name)) for name, value in zip(_SENT_ALONG, settings, strict=True)})
 
 
 def num_threads() -> int:

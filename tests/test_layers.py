@@ -27,6 +27,7 @@ TESTS_AND_BENCHMARKS = [
 RANKS = {
     # The lowest ranks.
     "url_secrets": -2,
+    "context_variables": -2,
     "errors": -1,
     "config": -1,
     "core": 0,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
+from daskdist.context_variables import changed
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.randomness.pass_numbers import PassNumber
@@ -416,14 +417,9 @@ def counting(node: Node) -> Iterator[CountingNode]:
         yield node
 
 
-@contextmanager
-def elements_wanted(*, together: bool) -> Iterator[None]:
+def elements_wanted(*, together: bool) -> AbstractContextManager[None]:
     """Plan pipelines inside a block for elements that are all computed before one is used, or used as they come."""
-    token = _are_wanted_together.set(together)
-    try:
-        yield
-    finally:
-        _are_wanted_together.reset(token)
+    return changed(_are_wanted_together, together)
 
 
 def lower(node: Node) -> Primitive:

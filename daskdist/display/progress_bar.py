@@ -6,18 +6,18 @@ import importlib.util
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final, TextIO
 
+from daskdist.context_variables import changed
 from daskdist.long_work import ProgressDisplay, displays
 
 # The least time between two redraws, in seconds.
 _REDRAW_S: Final = 0.1
 
 
-@contextmanager
-def progress() -> Iterator[None]:
+def progress() -> AbstractContextManager[None]:
     """Show the progress of long work in this context on standard error.
 
     This covers writing (`save`, `to_parquet` and so on), statistics, listing many files, and passes over datasets, for
@@ -28,11 +28,7 @@ def progress() -> Iterator[None]:
     >>> with daskdist.progress(), tempfile.TemporaryDirectory() as directory:
     ...     daskdist.Dataset.range(1000).save(directory)
     """
-    token = displays.set(progress_bar)
-    try:
-        yield
-    finally:
-        displays.reset(token)
+    return changed(displays, progress_bar)
 
 
 def progress_bar(

@@ -272,6 +272,10 @@ class Backend(ResultSource, Protocol):
         """
         ...
 
+    def check_open(self, operation: str) -> None:
+        """Raise a `ClusterError` if the backend is closed."""
+        ...
+
     def close(self) -> None:
         """Drop unfinished calls and free all resources of the strategy; later calls raise `ClusterError`."""
         ...

@@ -20,7 +20,12 @@ from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
 from daskdist.strategy.reduce.tree import fold_tree
-from daskdist.strategy.replica.context import cross_replica_scope, current_replica, is_free_for
+from daskdist.strategy.replica.context import (
+    ReplicaContext,
+    cross_replica_scope,
+    current_replica,
+    is_free_for,
+)
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.replica.current_group import CurrentGroup
 from daskdist.strategy.replica.merge_calls import MergeCalls
@@ -218,11 +223,20 @@ class StrategyInternals:
             return
         replica = current_replica()
         if replica is not None:
-            raise RuntimeError(
-                f"{operation}: called by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
-                "a strategy can only be used in the program that passes that function to run"
-            )
+            raise _called_by(replica, operation)
         raise RuntimeError(f"{operation}: a scope of another strategy is open; leave it first")
+
+    def check_close(self) -> None:
+        """Raise an error if one of the strategy's replicas closes it.
+
+        Raises
+        ------
+        RuntimeError
+            It is called on one of its replicas.
+        """
+        replica = current_replica()
+        if replica is not None and replica.strategy is self._strategy():
+            raise _called_by(replica, "close")
 
     def check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
         """Raise an error for values of another strategy or of another number of replicas.
@@ -365,6 +379,13 @@ class StrategyInternals:
         reference = reference_of(values[0]) if len(values) == 1 and batch_of(values[0]) is None else None
         make = _FoldCall(self.backend, op, axis, reference or values, setting("split-every"), on, is_weighted)
         return self.returned.leaves(self.backend.logged(make, self.group.now), len(values) - is_weighted)
+
+
+def _called_by(replica: ReplicaContext, operation: str) -> RuntimeError:
+    return RuntimeError(
+        f"{operation}: called by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
+        "a strategy can only be used in the program that passes that function to run"
+    )
 
 
 @dataclass(slots=True)

@@ -395,6 +395,8 @@ class Strategy(Viewed, Advised):
         ------
         ArgumentError
             There are no arrays, one is a scalar, or their numbers of rows differ.
+        ClusterError
+            The strategy is closed.
 
         Notes
         -----
@@ -408,6 +410,7 @@ class Strategy(Viewed, Advised):
         """
         node = FromTensorSlices.of(numpy_input, operation="experimental_make_numpy_dataset")
         self._internals.recover()
+        self._internals.backend.check_open("experimental_make_numpy_dataset")
         return Dataset(self._internals.input.place(node))
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -550,6 +553,8 @@ class Strategy(Viewed, Advised):
 
         Raises
         ------
+        RuntimeError
+            One of its replicas calls it.
         Exception
             The error of a failed call whose results have not been read; the strategy is closed anyway.
 
@@ -560,6 +565,7 @@ class Strategy(Viewed, Advised):
         all calls. Calls that no replica has begun are dropped if the program ends with an error or an interrupt, if it
         is killed, or if its connection to the cluster is closed first.
         """
+        self._internals.check_close()
         # After a loss of the worker or the connection, there is nothing to wait for.
         try:
             with contextlib.suppress(ClusterError):
@@ -571,8 +577,12 @@ class Strategy(Viewed, Advised):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        # After an error, do not wait for calls.
-        self.close() if kind is None else self._internals.backend.close()
+        if kind is None:
+            self.close()
+        else:
+            # After an error, do not wait for calls.
+            self._internals.check_close()
+            self._internals.backend.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a strategy stays in its program; pass the values that the function needs in args")

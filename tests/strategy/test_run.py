@@ -531,10 +531,68 @@ def test_a_function_is_inspected_again_when_a_part_of_it_changes(on_cluster):
     assert found() == [-7, -6]
 
 
-def test_a_strategy_of_this_process_is_closed():
-    with mirrored(2) as strategy:
-        assert strategy.run(lambda x: x + 1, args=(1,)).values == (2, 2)
-    with pytest.raises(errors.ClusterError, match="the strategy is closed; create another"):
-        strategy.run(lambda x: x + 1, args=(1,))
+@pytest.mark.cluster
+@pytest.mark.parametrize("where", ["embedded", "cluster", "client"])
+def test_calls_after_close_are_refused(client, where):
+    other = Client(client.scheduler.address, set_as_default=False)
+    strategy = mirrored(2) if where == "embedded" else daskdist.MultiWorkerMirroredStrategy(other)
+    with strategy.scope():
+        variable = daskdist.Variable(1.0)
+    batches = strategy.distribute_dataset(daskdist.Dataset.range(40).batch(4))
+    iterator = iter(batches)
+    values, total = strategy.run(np.ones, args=(2**17,)), strategy.reduce("SUM", next(iterator), axis=None)
+    assert float(np.sum(total)) == 6.0
+    other.close() if where == "client" else strategy.close()
+    other.close()
+    words = "connection to the cluster is closed" if where != "embedded" else "the strategy is closed"
+
+    @daskdist.function
+    def step():
+        return strategy.run(abs, args=(1,))
+
+    calls = [
+        lambda: strategy.run(abs, args=(1,)),
+        step,
+        lambda: strategy.reduce("SUM", values, axis=None),
+        lambda: strategy.gather(values, axis=0),
+        lambda: strategy.experimental_make_numpy_dataset(np.ones(4)),
+        variable.numpy,
+        lambda: variable.assign(2.0),
+    ]
+    if where != "embedded":
+        # In this process, they need no call.
+        calls += [lambda: strategy.local_results(values), lambda: next(iterator), lambda: list(batches)]
+    for call in calls:
+        with pytest.raises(errors.ClusterError, match=words):
+            call()
+    # A result that was read is in this process.
+    assert float(np.sum(total)) == 6.0
     with pytest.raises(TypeError, match="a strategy stays in its program"):
         pickle.dumps(strategy)
+
+
+@pytest.mark.cluster
+def test_a_closed_strategy_says_so_while_its_client_is_open(client):
+    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        values = strategy.run(np.ones, args=(2**17,))
+    for call in (
+        lambda: strategy.run(abs, args=(1,)),
+        lambda: strategy.local_results(values),
+        lambda: strategy.experimental_make_numpy_dataset(np.ones(4)),
+    ):
+        with pytest.raises(errors.ClusterError, match="the strategy is closed, and its results on the cluster"):
+            call()
+
+
+def test_a_replica_cannot_close_its_strategy(strategy):
+    def close():
+        daskdist.get_replica_context().strategy.close()
+
+    def leave():
+        with daskdist.get_replica_context().strategy:
+            raise ValueError("the block ends with an error")
+
+    for function in (close, leave):
+        with pytest.raises(RuntimeError, match=r"close: called by replica [01], inside the function"):
+            strategy.local_results(strategy.run(function))
+    assert strategy.local_results(strategy.run(abs, args=(-1,))) == (1, 1)

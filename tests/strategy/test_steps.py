@@ -17,6 +17,7 @@ import pytest
 from conftest import eventually, frequent_heartbeats, messages_sent, new_cluster, of_kind
 from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
 from distributed.protocol import deserialize
+from tornado.httpserver import HTTPServer
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
@@ -187,8 +188,9 @@ def test_results_and_objects_are_dropped_on_the_workers(on_cluster, client):
 def test_nothing_is_left_of_a_strategy_that_is_closed_or_dropped(client):
     before = dict.fromkeys(client.nthreads(), (0, 0, 0, 0))
     eventually(lambda: client.run(count_on_worker) == before)
-    for how in ("closed", "dropped"):
-        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    for how in ("closed", "dropped", "its client closed"):
+        other = Client(client.scheduler.address, set_as_default=False)
+        strategy = daskdist.MultiWorkerMirroredStrategy(other)
         value = strategy.run(np.ones, args=(2**18,))
         assert strategy.local_results(value)[0].sum() == 2**18
         assert all(
@@ -197,9 +199,13 @@ def test_nothing_is_left_of_a_strategy_that_is_closed_or_dropped(client):
         )
         if how == "closed":
             strategy.close()
-        del strategy, value
-        gc.collect()
+        elif how == "dropped":
+            del strategy, value
+            gc.collect()
+        else:
+            other.close()
         eventually(lambda: client.run(count_on_worker) == before)
+        other.close()
 
 
 @pytest.mark.cluster
@@ -523,17 +529,25 @@ def test_a_worker_that_is_killed_is_named_at_once():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("relay", ["auto", True])
-def test_streams_are_encrypted_where_the_cluster_is(relay):
-    pytest.importorskip("cryptography")
+@pytest.mark.parametrize("protocol", ["tls", "ws", "wss"])
+# Dask leaves the sockets of closed web sockets to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_streams_have_the_protocol_of_the_cluster(monkeypatch, protocol, relay):
+    is_encrypted, listen = protocol in ("tls", "wss"), HTTPServer.listen
+    if is_encrypted:
+        pytest.importorskip("cryptography")
+    # Dask's web sockets would listen on all interfaces.
+    monkeypatch.setattr(HTTPServer, "listen", lambda self, port, address="127.0.0.1": listen(self, port, address))
 
     async def program():
-        security = Security.temporary()
+        security = Security.temporary() if is_encrypted else None
         async with LocalCluster(
             n_workers=2,
             threads_per_worker=1,
             host="127.0.0.1",
-            protocol="tls",
+            protocol=protocol,
             security=security,
+            processes=protocol == "tls",
             dashboard_address="127.0.0.1:0",
             asynchronous=True,
         ) as local:
@@ -547,13 +561,17 @@ def test_streams_are_encrypted_where_the_cluster_is(relay):
         ):
             for stream in internals_of(strategy).backend.streams._streams.values():
                 assert stream.is_relayed == (relay is True)
-                assert stream._comm.peer_address.startswith("tls://")
-            assert all(worker.startswith("tls://") for worker in strategy.workers)
+                assert stream._comm.peer_address.startswith(f"{protocol}://")
+            assert all(worker.startswith(f"{protocol}://") for worker in strategy.workers)
             batches = strategy.distribute_dataset(Dataset.range(8).batch(4))
             sums = [strategy.reduce("SUM", strategy.run(np.sum, args=(batch,)), axis=None) for batch in batches]
-            return [int(each) for each in sums]
+            # Large values go to the workers, from one to the other, and back.
+            large = strategy.reduce("SUM", strategy.run(np.add, args=(np.ones(2**20), 1)), axis=None)
+            again = strategy.local_results(strategy.run(np.add, args=(large, 1)))
+            return [int(each) for each in sums], [np.unique(each).tolist() for each in again]
 
-    assert asyncio.run(program()) == [6, 22]
+    assert asyncio.run(program()) == ([6, 22], [[5.0], [5.0]])
+    gc.collect()
 
 
 @pytest.fixture

@@ -164,10 +164,11 @@ def test_an_unreachable_worker_is_named(on_cluster, client):
         daskdist.MultiWorkerMirroredStrategy(careful)
 
 
-def test_a_program_that_is_killed_leaves_nothing_on_relayed_workers(far):
+@pytest.mark.parametrize("relay", [False, True])
+def test_a_program_that_is_killed_leaves_nothing_on_its_workers(far, relay):
     program = f"""
 import time, daskdist, dask
-dask.config.set({RELAYED})
+dask.config.set({{"daskdist.steps.relay": {relay}}})
 strategy = daskdist.MultiWorkerMirroredStrategy({far.scheduler.address!r})
 print(strategy.local_results(strategy.run(float, args=(1,))), flush=True)
 time.sleep(60)

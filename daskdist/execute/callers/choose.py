@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
+from daskdist.context_variables import changed
 from daskdist.core.node import Node, walk
 from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Caller, LocalCaller
@@ -34,14 +35,9 @@ class NeverRun(LocalCaller):
 _chosen: ContextVar[Callable[[], Caller] | None] = ContextVar("daskdist caller", default=None)
 
 
-@contextlib.contextmanager
-def using(make: Callable[[], Caller]) -> Iterator[None]:
+def using(make: Callable[[], Caller]) -> AbstractContextManager[None]:
     """Run every pipeline that starts inside this context by a caller that ``make`` returns."""
-    token = _chosen.set(make)
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
+    return changed(_chosen, make)
 
 
 def local_caller(

@@ -147,12 +147,17 @@ def wait_for_scheduler(client: Any, meanwhile: Callable[[], None] = lambda: None
 
 
 def closed_error(client: Any) -> ClusterError:
-    """Return the error for a client that is not connected to a scheduler.
+    """Return the error for a strategy that is closed, or a client that is not connected to a scheduler.
 
     Without a scheduler, Dask's workers end and its client drops all results.
     """
     if client.status == "connecting":
         return _lost_scheduler_error(client.scheduler.address)
+    if client.status == "running":
+        return ClusterError(
+            "the strategy is closed, and its results on the cluster are lost; fetch results, for example with "
+            "local_results, before the strategy or its client is closed, and create another strategy"
+        )
     return ClusterError(
         "the connection to the cluster is closed, and the results there are lost; fetch results, for example with "
         "local_results, before the strategy or its client is closed. If the scheduler was lost, create a new client "

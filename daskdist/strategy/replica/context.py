@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 import optree
 
 from daskdist.checkpoint.checkpoint_manager import CheckpointManager
+from daskdist.context_variables import changed
 from daskdist.core.arguments import whole_number
 from daskdist.core.functions.current_context import current_context
 from daskdist.devices import are_loaded, named, stream_of
@@ -434,14 +436,9 @@ class CrossReplicaScope:
         self.is_merge_call = is_merge_call
 
 
-@contextlib.contextmanager
-def cross_replica_scope(strategy: StrategyContract, *, is_merge_call: bool = False) -> Iterator[None]:
+def cross_replica_scope(strategy: StrategyContract, *, is_merge_call: bool = False) -> AbstractContextManager[None]:
     """Make a strategy current in a ``with`` block, for a scope or a function called by `merge_call`."""
-    token = current_context.set(CrossReplicaScope(strategy, is_merge_call=is_merge_call))
-    try:
-        yield
-    finally:
-        current_context.reset(token)
+    return changed(current_context, CrossReplicaScope(strategy, is_merge_call=is_merge_call))
 
 
 def current_replica() -> ReplicaContext | None:

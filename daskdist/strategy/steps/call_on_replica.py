@@ -34,9 +34,11 @@ def call_on_replica(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, context: ReplicaContext
 ) -> Any:
     """Call a user's function on a replica, in the replica's process."""
-    token = current_context.set(context)
+    before = current_context.get()
     device = named(replica.device)
     try:
+        # An interrupt after this could lose a token of the variable.
+        current_context.set(context)
         if device.is_host:
             if are_loaded():
                 args, kwargs = host_nest((tuple(args), kwargs))
@@ -61,4 +63,4 @@ def call_on_replica(
         finish_checkpoints(context, is_failed=True)
         raise
     finally:
-        current_context.reset(token)
+        current_context.set(before)

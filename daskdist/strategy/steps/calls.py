@@ -175,7 +175,11 @@ class Call(Sequence["Result"]):
         return iter([Result(self, place) for place in range(len(self.record.outcomes))])
 
     def __del__(self) -> None:
-        self._dropped.append(self.record)
+        try:
+            self._dropped.append(self.record)
+        except AttributeError:
+            # An interrupt ended `__init__`.
+            return
 
 
 class Result:

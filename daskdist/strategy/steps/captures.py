@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
+from daskdist.context_variables import changed
+
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -92,17 +94,13 @@ def capturing() -> Iterator[Capture]:
         yield outer
         return
     capture = Capture()
-    token = _current.set(capture)
-    try:
+    with changed(_current, capture):
         try:
             yield capture
         finally:
             # Also send calls made before an error, as they would be without a capture.
             capture.end()
         capture.raise_unobserved()
-    finally:
-        capture.is_over = True
-        _current.reset(token)
 
 
 def _where() -> str:

@@ -256,7 +256,8 @@ class ClusterBackend:
             pickled = pickled_value((function, args), lambda: f"{name}: a value")
         with streams.lock:
             if worker is None or not streams.is_open(worker):
-                worker = self._worker_of(handles)
+                known = (*workers_in(handles), *self.live_workers.present)
+                worker = next(filter(streams.is_open, known), self.live_workers.present[0])
             workers = self._workers_of(kind, worker, handles)
             streams.check_open((worker,))
             columns = (handles,) if type(handles) is Call else handles
@@ -317,10 +318,6 @@ class ClusterBackend:
         if column.streams is self.streams.identity if kind is Call else Result not in map(type, column):
             return column
         return tuple(map(self._own, column))
-
-    def _worker_of(self, handles: Sequence[Handle]) -> str:
-        workers = (*workers_in(handles), *self.live_workers.present)
-        return next(filter(self.streams.is_open, workers), self.live_workers.present[0])
 
     def _sent(self, capture: Capture | None, *, is_step: bool) -> None:
         if capture is None:
@@ -589,6 +586,10 @@ class ClusterBackend:
         self.repetition.raise_failure()
         self.streams.raise_unobserved()
         self._log.rest()
+
+    def check_open(self, operation: str) -> None:
+        """Raise an error if the strategy or its client is closed."""
+        self.streams.check_open(())
 
     def close(self) -> None:
         """Close the streams and the strategy's own resources; workers free everything of the strategy."""

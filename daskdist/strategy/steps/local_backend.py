@@ -98,8 +98,7 @@ class LocalBackend:
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
     ) -> list[Any]:
         """Call a function on every replica; return the results, or raise the error of one."""
-        if self._is_closed:
-            raise _closed(operation)
+        self.check_open(operation)
         calls = Calls(self._strategy(), self.places, self.store, fn, leaves, treespec)
         if operation == "run":
             with self._lock:
@@ -114,8 +113,7 @@ class LocalBackend:
         self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, worker: str | None = None, name: str
     ) -> Any:
         """Call ``function(handles, *args)``."""
-        if self._is_closed:
-            raise _closed(name)
+        self.check_open(name)
         return function(handles, *args)
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
@@ -200,11 +198,12 @@ class LocalBackend:
         state = "closed" if self._is_closed else state_of(running, num_in_flight)
         return (WorkerStatus(None, replicas, devices, state, running, self._num_steps, num_in_flight),)
 
+    def check_open(self, operation: str) -> None:
+        """Raise an error if the strategy is closed."""
+        if self._is_closed:
+            raise ClusterError(f"{operation}: the strategy is closed; create another")
+
     def close(self) -> None:
         """Drop the variables of the replicas."""
         self._is_closed = True
         self.store = VariableStore(self.store.token)
-
-
-def _closed(name: str) -> ClusterError:
-    return ClusterError(f"{name}: the strategy is closed; create another")

@@ -299,10 +299,12 @@ class StreamSet:
                 stream.outbox.flush()
 
     def _send_drops(self) -> None:
-        # After closing, calls on workers may still need dropped results, and end with their streams.
-        if self._is_closed or not (self._dropped or self.dropped_objects or self.dropped_variables):
+        if not (self._dropped or self.dropped_objects or self.dropped_variables):
             return
         with self.lock:
+            # After closing, calls on workers may still need dropped results, and end with their streams.
+            if self._is_closed:
+                return
             numbers: dict[str, list[int]] = {}
             while self._dropped:
                 record = self._dropped.popleft()

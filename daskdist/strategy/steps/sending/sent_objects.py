@@ -54,7 +54,11 @@ class SentObject:
         return len(self.value) if type(self.value) is bytes else int(self.value.nbytes)
 
     def __del__(self) -> None:
-        self._dropped.append(self.number)
+        try:
+            self._dropped.append(self.number)
+        except AttributeError:
+            # An interrupt ended `__init__`.
+            return
 
 
 class SentObjects:
