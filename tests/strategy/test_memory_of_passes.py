@@ -22,6 +22,8 @@ KEPT_FOR_OTHERS = {"_PipelineSteps", "_PassSteps", "StepTimes"}
 # Collections that grow at first, up to a limit.
 BOUNDED = {
     ("Account", "_changes"),
+    # Until the next report to the dashboard.
+    ("ProgramReport", "_iterators"),
     ("ReplicaFigures", "history"),
     ("StepCounts", "_pipelines"),
     ("TaskTimes", "_seconds"),

@@ -102,6 +102,18 @@ def test_the_loss_of_workers_that_exceed_their_memory_limit_is_said():
         strategy.local_results(strategy.run(step))
 
 
+def test_results_that_exceed_the_memory_limit_are_said():
+    with (
+        dask.config.set({"distributed.worker.memory.monitor-interval": "50ms"}),
+        new_cluster(memory_limit=300 * MIB) as client,
+        MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        results = [strategy.run(np.ones, args=(4 * MIB,)) for _ in range(12)]
+        eventually(lambda: {worker.state for worker in strategy.status().workers} == {"lost"})
+        with pytest.raises(errors.ClusterError, match=r"lost .*; Dask ended .* MiB, which exceeded the memory limit"):
+            strategy.local_results(results[0])
+
+
 def test_tasks_for_a_paused_worker_run_on_the_one_that_continues_first(by_hand):
     client, first, second = by_hand
     with MultiWorkerMirroredStrategy(client) as strategy:

@@ -561,7 +561,10 @@ def test_calls_after_close_are_refused(client, where):
     ]
     if where != "embedded":
         # In this process, they need no call.
-        calls += [lambda: strategy.local_results(values), lambda: next(iterator), lambda: list(batches)]
+        calls += [
+            lambda: strategy.local_results([values, next(iterator)]),
+            lambda: strategy.local_results(list(batches)),
+        ]
     for call in calls:
         with pytest.raises(errors.ClusterError, match=words):
             call()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
 import time
 import weakref
 from functools import partial
@@ -303,6 +304,34 @@ def test_functions_that_use_a_variable_are_made_in_their_order(two):
             expected = expected * 2 + number
         expected += number == 5
     assert float(made) == expected
+
+
+def test_each_thread_of_the_program_has_its_order(two):
+    made = [variable(two, 0.0, aggregation="MEAN") for _ in range(3)]
+    seen = {}
+
+    def use(thread):
+        own, reads = made[thread], []
+        for number in range(40):
+            two.run(lambda number=number: own.assign(own * 2 + number))
+            if number % 7 == 0:
+                own.assign_add(1)
+            if number % 10 == 0:
+                reads.append((own.read_value(), two.reduce("SUM", two.run(lambda: own * 1.0), axis=None)))
+        seen[thread] = [(float(value), float(total)) for value, total in reads]
+
+    threads = [threading.Thread(target=use, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    expected, read = 0.0, []
+    for number in range(40):
+        expected = expected * 2 + number + (number % 7 == 0)
+        if number % 10 == 0:
+            read.append((expected, 2 * expected))
+    assert seen == dict.fromkeys(range(3), read)
+    assert [float(each) for each in made] == [expected] * 3
 
 
 def test_training_with_variables(two):

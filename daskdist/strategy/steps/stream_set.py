@@ -556,7 +556,8 @@ class StreamSet:
 
     def _lost_with(self, result: Result) -> ClusterError:
         self.live_workers.in_doubt = True
-        return ClusterError(f"lost {result.worker}, which has a requested result; {self.live_workers.advice}")
+        why = ended_for_memory(self.client, (result.worker,))
+        return ClusterError(f"lost {result.worker}, which has a requested result{why}; {self.live_workers.advice}")
 
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of failures whose results were read together; the others are not raised separately later."""
