@@ -562,7 +562,8 @@ def test_calls_after_close_are_refused(client, where):
     if where != "embedded":
         # In this process, they need no call.
         calls += [
-            lambda: strategy.local_results([values, next(iterator)]),
+            lambda: strategy.local_results(values),
+            lambda: strategy.local_results(next(iterator)),
             lambda: strategy.local_results(list(batches)),
         ]
     for call in calls:
