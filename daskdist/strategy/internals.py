@@ -226,17 +226,24 @@ class StrategyInternals:
             raise _called_by(replica, operation)
         raise RuntimeError(f"{operation}: a scope of another strategy is open; leave it first")
 
-    def check_close(self) -> None:
-        """Raise an error if one of the strategy's replicas closes it.
+    def close(self, *, waits: bool = True) -> None:
+        """Close the backend, if ``waits`` after the calls; raise an error on one of the strategy's replicas.
 
         Raises
         ------
         RuntimeError
-            It is called on one of its replicas.
+            It is called on one of the strategy's replicas.
         """
         replica = current_replica()
         if replica is not None and replica.strategy is self._strategy():
             raise _called_by(replica, "close")
+        try:
+            # After a loss of the worker or the connection, there is nothing to wait for.
+            with contextlib.suppress(ClusterError):
+                if waits:
+                    self.finish()
+        finally:
+            self.backend.close()
 
     def check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
         """Raise an error for values of another strategy or of another number of replicas.

@@ -14,7 +14,7 @@ from daskdist.core.cardinality import counted
 from daskdist.core.failing.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
 from daskdist.display.missing_methods import Advised
-from daskdist.errors import ArgumentError, ClusterError
+from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.backend import Backend
@@ -565,24 +565,14 @@ class Strategy(Viewed, Advised):
         all calls. Calls that no replica has begun are dropped if the program ends with an error or an interrupt, if it
         is killed, or if its connection to the cluster is closed first.
         """
-        self._internals.check_close()
-        # After a loss of the worker or the connection, there is nothing to wait for.
-        try:
-            with contextlib.suppress(ClusterError):
-                self._internals.finish()
-        finally:
-            self._internals.backend.close()
+        self._internals.close()
 
     def __enter__(self: _S) -> _S:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            # After an error, do not wait for calls.
-            self._internals.check_close()
-            self._internals.backend.close()
+        # After an error, do not wait for calls.
+        self._internals.close(waits=kind is None)
 
     def __reduce__(self) -> Any:
         raise TypeError("a strategy stays in its program; pass the values that the function needs in args")

@@ -15,11 +15,7 @@ _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 
 
 class Sender(Protocol):
-    """A backend whose calls wait until the function returns."""
-
-    def flush(self) -> None:
-        """Send the pending calls."""
-        ...
+    """A backend that sends calls of the function."""
 
     def raise_unobserved(self) -> None:
         """Raise the error of a call whose results were not read and no longer can be."""
@@ -39,7 +35,7 @@ class Capture:
         self._awaited: list[Callable[[], None]] = []
 
     def add(self, sender: Sender, *, is_step: bool) -> None:
-        """Record a call; ``sender`` sends pending calls when the function returns."""
+        """Record a call of a sender."""
         self._senders[id(sender)] = sender
         if is_step:
             self.num_steps += 1
@@ -55,10 +51,8 @@ class Capture:
         self.waits.append(f"{reason}, {_where()}")
 
     def end(self) -> None:
-        """Send the pending calls, and run the registered waits."""
+        """Run the registered waits."""
         self.is_over = True
-        for sender in self._senders.values():
-            sender.flush()
         awaited, self._awaited = self._awaited, []
         failure: Exception | None = None
         for wait in awaited:

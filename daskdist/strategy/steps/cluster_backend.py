@@ -31,7 +31,7 @@ from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result, alone, workers_in
-from daskdist.strategy.steps.captures import Capture, current_capture
+from daskdist.strategy.steps.captures import current_capture
 from daskdist.strategy.steps.outcomes import (
     Failed,
     StaysOnWorker,
@@ -74,8 +74,6 @@ from daskdist.strategy.values.per_replica import PerReplica, batch_of, follow_ba
 logger: Final = logging.getLogger("daskdist")
 # The time to wait for a step's other replicas once one has failed.
 _SOON_S: Final = 0.5
-# The number of pending calls of a `daskdist.function` at which they are sent before it returns.
-_MOST_UNSENT: Final = 64
 
 
 class ClusterBackend:
@@ -116,7 +114,6 @@ class ClusterBackend:
         self._prepared_calls = PreparedCalls(self.streams.dropped_objects)
         self._submit = submit
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
-        self._num_unsent = 0
         self._token = ""
         self.repetition = RepeatedCalls(self.streams, self._log, self.connection)
         self.recovery = SchedulerRecovery(
@@ -198,9 +195,7 @@ class ClusterBackend:
             columns, args = wired_arguments(replica_call.leaves, len(workers))
         columns = [self._own_column(column, len(workers)) for column in columns]
         has_objects = bool(objects_in(columns, range(len(workers))))
-        capture = current_capture()
-        # In a captured function, wait only before its first step: then a function costs as few waits as a step.
-        if replica_call.is_step and (capture is None or not capture.num_steps):
+        if replica_call.is_step:
             streams.wait_for_room()
         with streams.lock:
             streams.check_open(group.workers)
@@ -233,7 +228,7 @@ class ClusterBackend:
                 # Some workers have received a part of the call.
                 streams.close()
                 raise
-        self._sent(capture, is_step=replica_call.is_step)
+        self._sent(is_step=replica_call.is_step)
         return call
 
     def call(
@@ -277,7 +272,7 @@ class ClusterBackend:
                 # Another worker may have received a part of the call.
                 streams.close()
                 raise
-        self._sent(current_capture(), is_step=False)
+        self._sent(is_step=False)
         return Result(call, 0)
 
     def _workers_of(self, kind: Any, worker: str, handles: Sequence[Handle]) -> tuple[str, ...]:
@@ -319,20 +314,10 @@ class ClusterBackend:
             return column
         return tuple(map(self._own, column))
 
-    def _sent(self, capture: Capture | None, *, is_step: bool) -> None:
-        if capture is None:
-            self.streams.flush_soon()
-            return
-        capture.add(self, is_step=is_step)
-        self._num_unsent += 1
-        if self._num_unsent >= _MOST_UNSENT:
-            self.flush()
-            self.streams.wait_for_room()
-
-    def flush(self) -> None:
-        """Send the pending calls."""
-        self._num_unsent = 0
-        self.streams.flush()
+    def _sent(self, *, is_step: bool) -> None:
+        if (capture := current_capture()) is not None:
+            capture.add(self, is_step=is_step)
+        self.streams.flush_soon()
 
     # --- calls that are made again ---
 
@@ -440,7 +425,7 @@ class ClusterBackend:
 
     def is_done(self, handle: Handle) -> bool:
         """Return whether a result is known."""
-        self.flush()
+        self.streams.flush()
         return bool(handle.is_over if type(handle) is Result else handle.done())
 
     def peek(self, handle: Handle) -> tuple[Any] | None:
@@ -474,7 +459,6 @@ class ClusterBackend:
         return self.call(itemgetter(0), [handle], name="look")
 
     def _note_wait(self, handles: Sequence[Result], reason: str) -> None:
-        self._num_unsent = 0
         capture = current_capture()
         if capture is not None and not all(handle.is_over for handle in handles):
             capture.note_wait(reason)

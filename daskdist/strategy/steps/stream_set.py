@@ -81,8 +81,7 @@ class StreamSet:
         self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
-        self._is_flush_due = self._is_flush_planned = self._is_closed = False
-        self.has_broken = False
+        self._is_flush_due = self._is_flush_planned = self._is_closed = self.has_broken = False
         self._beat_at = self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
         # Identifies calls of these streams among those of other strategies.
@@ -347,9 +346,8 @@ class StreamSet:
                 if record is not None:
                     self._record_outcome(record, place, structure, payload)
             elif kind == "value":
-                request, payload = rest
-                if request in self._requests:
-                    self._fetched[request] = payload
+                if rest[0] in self._requests:
+                    self._fetched[rest[0]] = rest[1]
             elif kind == "pong":
                 stream.running_at, stream.running = rest
             elif kind == "key":
