@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -17,7 +18,6 @@ import pytest
 from conftest import eventually, frequent_heartbeats, messages_sent, new_cluster, of_kind
 from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
 from distributed.protocol import deserialize
-from tornado.httpserver import HTTPServer
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
@@ -527,51 +527,66 @@ def test_a_worker_that_is_killed_is_named_at_once():
         gate.set()
 
 
+def use_streams(address, security, relay):
+    """Make steps on a cluster, with large values to the workers, from one to the other, and back."""
+    protocol = address.partition(":")[0]
+    with (
+        Client(address, security=security, set_as_default=False) as client,
+        dask.config.set({"daskdist.steps.relay": relay}),
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        for stream in internals_of(strategy).backend.streams._streams.values():
+            assert stream.is_relayed == (relay is True)
+            assert stream._comm.peer_address.startswith(f"{protocol}://")
+        assert all(worker.startswith(f"{protocol}://") for worker in strategy.workers)
+        batches = strategy.distribute_dataset(Dataset.range(8).batch(4))
+        sums = [strategy.reduce("SUM", strategy.run(np.sum, args=(batch,)), axis=None) for batch in batches]
+        large = strategy.reduce("SUM", strategy.run(np.add, args=(np.ones(2**20), 1)), axis=None)
+        again = strategy.local_results(strategy.run(np.add, args=(large, 1)))
+        assert [int(each) for each in sums] == [6, 22]
+        assert [np.unique(each).tolist() for each in again] == [[5.0], [5.0]]
+
+
+async def use_protocol(protocol, relay):
+    """Make steps on a cluster of a protocol."""
+    security = Security.temporary() if protocol in ("tls", "wss") else None
+    async with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        host="127.0.0.1",
+        protocol=protocol,
+        security=security,
+        processes=protocol == "tls",
+        dashboard_address="127.0.0.1:0",
+        asynchronous=True,
+    ) as local:
+        await asyncio.to_thread(use_streams, local.scheduler_address, security, relay)
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("relay", ["auto", True])
-@pytest.mark.parametrize("protocol", ["tls", "ws", "wss"])
-# Dask leaves the sockets of closed web sockets to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_streams_have_the_protocol_of_the_cluster(monkeypatch, protocol, relay):
-    is_encrypted, listen = protocol in ("tls", "wss"), HTTPServer.listen
-    if is_encrypted:
+def test_streams_are_encrypted_where_the_cluster_is(relay):
+    pytest.importorskip("cryptography")
+    asyncio.run(use_protocol("tls", relay))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("protocol", "relay"), [("ws", "auto"), ("ws", True), ("wss", "auto")])
+def test_streams_over_web_sockets(protocol, relay):
+    if protocol == "wss":
         pytest.importorskip("cryptography")
-    # Dask's web sockets would listen on all interfaces.
-    monkeypatch.setattr(HTTPServer, "listen", lambda self, port, address="127.0.0.1": listen(self, port, address))
-
-    async def program():
-        security = Security.temporary() if is_encrypted else None
-        async with LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            protocol=protocol,
-            security=security,
-            processes=protocol == "tls",
-            dashboard_address="127.0.0.1:0",
-            asynchronous=True,
-        ) as local:
-            return await asyncio.to_thread(use, local.scheduler_address, security)
-
-    def use(address, security):
-        with (
-            Client(address, security=security, set_as_default=False) as client,
-            dask.config.set({"daskdist.steps.relay": relay}),
-            daskdist.MultiWorkerMirroredStrategy(client) as strategy,
-        ):
-            for stream in internals_of(strategy).backend.streams._streams.values():
-                assert stream.is_relayed == (relay is True)
-                assert stream._comm.peer_address.startswith(f"{protocol}://")
-            assert all(worker.startswith(f"{protocol}://") for worker in strategy.workers)
-            batches = strategy.distribute_dataset(Dataset.range(8).batch(4))
-            sums = [strategy.reduce("SUM", strategy.run(np.sum, args=(batch,)), axis=None) for batch in batches]
-            # Large values go to the workers, from one to the other, and back.
-            large = strategy.reduce("SUM", strategy.run(np.add, args=(np.ones(2**20), 1)), axis=None)
-            again = strategy.local_results(strategy.run(np.add, args=(large, 1)))
-            return [int(each) for each in sums], [np.unique(each).tolist() for each in again]
-
-    assert asyncio.run(program()) == ([6, 22], [[5.0], [5.0]])
-    gc.collect()
+    # A process of its own, as Dask leaves the sockets to the garbage collector. They would listen on all interfaces.
+    program = f"""
+import asyncio, sys
+from tornado.httpserver import HTTPServer
+sys.path[:0] = {sys.path!r}
+listen = HTTPServer.listen
+HTTPServer.listen = lambda self, port, address="127.0.0.1": listen(self, port, address)
+from test_steps import use_protocol
+asyncio.run(use_protocol({protocol!r}, {relay!r}))
+print("done")
+"""
+    assert programs.run("-c", program, check=True, timeout=80).stdout == "done\n"
 
 
 @pytest.fixture
