@@ -401,6 +401,28 @@ def test_idle_memory_is_freed():
 
 
 @SHARED
+def test_few_files_are_open_however_many_arrays_are_kept():
+    def num_open():
+        return len(os.listdir("/proc/self/fd"))
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="daskdist-processes-test-") as folder:
+        segments, num_before = Segments(folder), num_open()
+        # Each is too large for the segments of those before it.
+        sizes = [10_000 + number // 2 for number in range(600)]
+        arrays = [segments.value(PackedArrays.of(np.full(size, size), folder), None) for size in sizes]
+        assert num_open() - num_before < 200
+        assert all((array == size).all() for array, size in zip(arrays, sizes, strict=True))
+        arrays.clear()
+        assert num_open() - num_before < 200
+        for _ in range(3):
+            kept = [segments.pack(np.full(size, 1.0))[1] for size in sizes[:300]]
+            segments.end(*kept)
+            kept.clear()
+        assert num_open() - num_before < 200
+        segments.close()
+
+
+@SHARED
 def test_processes_remove_the_files_of_a_killed_program(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -32,8 +32,11 @@ _MOST_KEPT_BYTES: Final = 2**29
 _PART_OF_ROOM: Final = 4
 # The seconds without a request after which the files are removed.
 _IDLE_S: Final = 10.0
-# The most files that a process has mapped to memory.
+# The most files of another process that a process has mapped to memory.
 _MOST_MAPPED: Final = 256
+# The most files that are kept for later values, and that values are in; for each that is mapped, a file is open, and
+# many systems let a process open 1,024.
+_MOST_FILES: Final = 128
 
 
 class Segment:
@@ -76,7 +79,7 @@ class Lease:
 
     def __del__(self) -> None:
         if self._owner is not None:
-            self._owner.give_back(self.segment, self._num_forks)
+            self._owner.end_lease(self.segment, self._num_forks)
 
 
 class Segments:
@@ -97,6 +100,8 @@ class Segments:
         self._most_bytes = min(_MOST_KEPT_BYTES, room_bytes // _PART_OF_ROOM) if Path(folder).parent == MEMORY else 0
         # Only atomic methods of the deque are used, as arrays are deleted in any thread at any time.
         self._free: deque[Segment] = deque()
+        # An item for each segment that arrays are in.
+        self._leases: deque[None] = deque()
         self._asked = 0.0
         self._watch: Thread | None = None
         _all.add(self)
@@ -122,7 +127,18 @@ class Segments:
             offered = None
         if not packed.path:
             return packed.value()
-        return packed.value(np.asarray(Lease(offered or Segment(packed.path), self)))
+        segment = offered or Segment(packed.path)
+        if len(self._leases) >= _MOST_FILES:
+            memory = segment.memory.copy()
+            self.end(segment)
+            return packed.value(memory)
+        self._leases.append(None)
+        return packed.value(np.asarray(Lease(segment, self)))
+
+    def end_lease(self, segment: Segment, num_forks: int) -> None:
+        """Note that no array is in a segment any more."""
+        self._leases.pop()
+        self.give_back(segment, num_forks)
 
     def end(self, *segments: Segment, is_used: bool = False) -> None:
         """End the use of segments; if something may refer to the memory of one, only its file is removed."""
@@ -145,7 +161,7 @@ class Segments:
         free = self._free
         free.append(segment)
         with contextlib.suppress(IndexError):
-            while sum([segment.memory.nbytes for segment in list(free)]) > self._most_bytes:
+            while len(free) > _MOST_FILES or sum([kept.memory.nbytes for kept in list(free)]) > self._most_bytes:
                 free.popleft().remove(is_unused=True)
 
     def clear(self) -> None:
