@@ -24,7 +24,7 @@ from daskdist.devices import Device
 from daskdist.display.missing_methods import Advised
 from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes, WorkerTimes
-from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, UserFunctionError
+from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, RepeatedLossError, UserFunctionError
 from daskdist.execute.caller import Caller, Handle, LocalCaller
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
@@ -254,8 +254,13 @@ class DistributedIterator(Advised):
         # Share out the rest of the pass over the replicas that are left, if some were lost.
         if not self._has_changed():
             return
-        # Dask counts how often each task ended a worker, and the tasks of the rest are new ones.
-        self._caller.raise_given_up()
+        try:
+            # Dask counts how often each task ended a worker, and the tasks of the rest are new ones.
+            self._caller.raise_given_up()
+        except RepeatedLossError:
+            # If a step ended the workers, the task only ran beside it.
+            self._raise_unobserved()
+            raise
         self._replicas = self._replicas_left()  # type: ignore[misc]
         source, call_maps, element_spec = self._follow()  # type: ignore[misc]
         # Datasets of a function stay on their workers, where each step is split again.
@@ -343,16 +348,13 @@ class DistributedIterator(Advised):
             for the input of a step (``waiting_s``), since the strategy was created.
         """
         stats = self._own_stats()
-        if (times := self._worker_times()) is not None:
+        if (times := self._ask_worker_times(self._caller)) is not None:
             stats["busy_s"] = times.busy_s
             stats["replicas"] = {"step_s": times.step_s, "waiting_s": times.waiting_s}
         if self._puts_on_devices:
             return {**stats, "device": CopyStats().as_dict() if self._ahead is None else self._ahead.stats()}
         copied = None if self._copy_stats is None else self._copy_stats()
         return stats if copied is None else {**stats, "device": copied.as_dict()}
-
-    def _worker_times(self) -> WorkerTimes | None:
-        return self._ask_worker_times(self._caller)
 
     def _own_stats(self) -> dict[str, Any]:
         # These statistics need no answers of workers.
@@ -589,7 +591,7 @@ def is_local(iterator: DistributedIterator) -> bool:
 
 def worker_times_of(iterator: DistributedIterator) -> WorkerTimes | None:
     """Ask workers how they spend their time on a pass; None in one process, or if they are not connected."""
-    return iterator._worker_times()
+    return iterator._ask_worker_times(iterator._caller)
 
 
 def ahead_bytes_of(iterator: DistributedIterator) -> tuple[int, int]:
