@@ -36,6 +36,7 @@ from daskdist.formats.stored_arrays import (
 )
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
 from daskdist.storage.first_file import FirstFile
+from daskdist.storage.mapped_arrays import mapped_array
 
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _BYTES: Final = np.dtype(object)
@@ -251,7 +252,7 @@ def _mapped(path: str, place: MappedRange | None) -> Any:
     # Return None if it must be read.
     if place is None:
         return None
-    mapped = np.asarray(np.memmap(local(path), place.dtype, "r", place.offset, place.shape))
+    mapped = mapped_array(local(path), place.dtype, place.offset, place.shape)
     return mapped if mapped.flags.aligned else None
 
 

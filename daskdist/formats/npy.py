@@ -38,6 +38,7 @@ from daskdist.formats.stored_arrays import (
 )
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
 from daskdist.storage.first_file import FirstFile
+from daskdist.storage.mapped_arrays import mapped_array
 
 _MAGIC: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK"
@@ -186,10 +187,10 @@ class Npy:
         if self.check_crc and member.crc is not None:
             _checksum(part.version, member).compare()
         if member.is_by_column:
-            whole = np.memmap(path, member.dtype, "r", member.offset, member.shape, order="F")
-            mapped = np.asarray(whole)[part.start : part.stop]
+            whole = mapped_array(path, member.dtype, member.offset, member.shape, "F")
+            mapped = whole[part.start : part.stop]
         else:
-            mapped = np.asarray(np.memmap(path, member.dtype, "r", member.offset + part.start * row_bytes, shape))
+            mapped = mapped_array(path, member.dtype, member.offset + part.start * row_bytes, shape)
         # Members of archives may be unaligned, which not all libraries support.
         return mapped if mapped.flags.aligned or mapped.dtype.names else mapped.copy()
 
