@@ -422,7 +422,8 @@ def from_items(
 ) -> Block | Bundle:
     """Return elements as a block if their shapes and dtypes agree except for their lengths, else as a bundle."""
     leaves: list[Any] = []
-    for column in zip(*items, strict=True):
+    for mixed in zip(*items, strict=True):
+        column = with_empty_alike(mixed)
         if _agree(column):
             leaves.append(stacked(column))
         elif _agree(column, but_for_length=True):
@@ -441,7 +442,8 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
         The elements' shapes or dtypes differ.
     """
     leaves: list[Any] = []
-    for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
+    for path, mixed in zip(structure.paths, zip(*items, strict=True), strict=True):
+        column = with_empty_alike(mixed)
         if _are_ragged(column):
             # Ragged even if all have the same length, as in TensorFlow.
             leaves.append(Ragged.of(column, column[0].row_splits.dtype))
@@ -481,6 +483,24 @@ def _kind(leaf: Any) -> str:
     if isinstance(leaf, Nested):
         return "a dataset"
     return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def with_empty_alike(column: Sequence[Any]) -> Sequence[Any]:
+    """Return the leaves of elements, where empty arrays of floats have the dtype of the others, if these have only one.
+
+    NumPy makes an empty list an array of floats, so that it may differ from lists of other numbers or of text.
+
+    >>> with_empty_alike([np.array([]), np.array([1, 2])])
+    [array([], dtype=int64), array([1, 2])]
+    """
+    if not set(map(type, column)) <= {np.ndarray} or len(set(map(dtype_of, column))) == 1:
+        return column
+    is_open = [not leaf.size and leaf.dtype.kind == "f" for leaf in column]
+    dtypes = {leaf.dtype for leaf, may_differ in zip(column, is_open, strict=True) if not may_differ}
+    if len(dtypes) != 1:
+        return column
+    (dtype,) = dtypes
+    return [leaf.astype(dtype) if may_differ else leaf for leaf, may_differ in zip(column, is_open, strict=True)]
 
 
 def _agree(column: Sequence[Any], *, but_for_length: bool = False) -> bool:

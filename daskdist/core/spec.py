@@ -326,9 +326,10 @@ class ElementSpec:
                 raise ArgumentError(
                     f"{value!r:.80} for leaf {path or '(the element)'}, where {spec} is expected: {error}"
                 ) from None
-            # An empty list conforms to any dtype.
-            is_open = isinstance(leaf, np.ndarray | np.generic) and is_plain(value)
-            if is_open and (is_safe(leaf.dtype, spec.dtype) or not leaf.size):
+            # An empty list conforms to any dtype, also as the array of floats that NumPy makes of it.
+            is_array = isinstance(leaf, np.ndarray | np.generic)
+            is_empty = is_array and not leaf.size and (is_plain(value) or leaf.dtype.kind == "f")
+            if is_empty or (is_array and is_plain(value) and is_safe(leaf.dtype, spec.dtype)):
                 try:
                     leaf = np.asarray(value, spec.dtype)[()]
                 except OverflowError:

@@ -16,7 +16,7 @@ from daskdist.core.spec import ElementSpec, Shape, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import ArgumentError, StackError
 from daskdist.ops.batch import Batch, BatchRows
-from daskdist.ops.ragged_batch import columns_of, no_datasets
+from daskdist.ops.ragged_batch import columns_of, leaf_of, no_datasets, of_one_kind
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,7 @@ class PadRows:
                     f"has shape {list(error.shape)}, longer than the padded shape {list(error.padded_shape)}"
                 ) from None
             except StackError as error:
-                raise StackError(
-                    f"{self.padding.operation}: leaf {rows.structure.paths[number] or '(the element)'} of elements of "
-                    f"{rows.label or 'this data'} {error}"
-                ) from None
+                raise StackError(f"{self.padding.operation}: {leaf_of(rows, number)} {error}") from None
         return tuple(leaves)
 
 
@@ -259,14 +256,7 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
         and (shape is None or all(a in (None, b) for a, b in zip(shape, column.shape[1:], strict=True)))
     ):
         return column
-    arrays = [np.asarray(leaf) for leaf in column]
-    # NumPy's fixed-width words of different lengths differ in dtype.
-    kinds = dict.fromkeys(
-        (array.dtype.kind if array.dtype.kind in "SU" else array.dtype, array.ndim) for array in arrays
-    )
-    if len(kinds) > 1:
-        descriptions = ", ".join(f"{dtype} of {num_axes} axes" for dtype, num_axes in kinds)
-        raise StackError(f"comes as {descriptions} in one batch; give it one dtype and rank with map(...)")
+    arrays = of_one_kind(column)
     sizes = np.array([array.shape for array in arrays]).reshape(len(arrays), arrays[0].ndim)
     longest_each = sizes.max(axis=0).tolist()
     padded_shape = [

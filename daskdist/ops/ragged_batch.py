@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from daskdist.core.arguments import number_dtype
-from daskdist.core.block import Batches, Block, Bundle
+from daskdist.core.block import Batches, Block, Bundle, with_empty_alike
 from daskdist.core.block import stack as stack_leaves
 from daskdist.core.node import Node, Transformation
 from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged, ragged_of_dense
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec, known_spec
 from daskdist.core.structure import Structure
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, StackError
 from daskdist.ops.batch import Batch, BatchRows
 
 
@@ -125,7 +126,34 @@ class RaggedRows:
             return column.with_splits(self.splits_dtype)
         if isinstance(column, np.ndarray) and column.ndim > 1:
             return ragged_of_dense(column, self.splits_dtype)
-        return Ragged.of(list(column), self.splits_dtype)
+        try:
+            return Ragged.of(of_one_kind(column), self.splits_dtype)
+        except StackError as error:
+            raise StackError(f"ragged_batch: {leaf_of(rows, number)} {error}") from None
+
+
+def of_one_kind(column: Sequence[Any]) -> Sequence[Any]:
+    """Return the leaves of elements as arrays of one dtype and number of axes; empty lists have those of the others.
+
+    Raises
+    ------
+    StackError
+        Others differ; the message continues a sentence about the leaf.
+    """
+    arrays = with_empty_alike([leaf if isinstance(leaf, Ragged) else np.asarray(leaf) for leaf in column])
+    # NumPy's fixed-width words of different lengths differ in dtype.
+    kinds = dict.fromkeys(
+        (array.dtype.kind if array.dtype.kind in "SU" else array.dtype, array.ndim) for array in arrays
+    )
+    if len(kinds) > 1:
+        descriptions = ", ".join(f"{dtype} of {num_axes} axes" for dtype, num_axes in kinds)
+        raise StackError(f"comes as {descriptions} in one batch; give it one dtype and rank with map(...)")
+    return arrays
+
+
+def leaf_of(rows: Block | Bundle, number: int) -> str:
+    """Return the name of a leaf of elements for messages."""
+    return f"leaf {rows.structure.paths[number] or '(the element)'} of elements of {rows.label or 'this data'}"
 
 
 def no_datasets(operation: str, spec: ElementSpec) -> None:

@@ -207,3 +207,43 @@ def test_pieces_of_ragged_batches_of_ragged_elements():
 def test_dense_rows_of_different_lengths_do_not_stack():
     with pytest.raises(errors.StackError, match="ragged_batch"):
         list(rising(1, 2).batch(2))
+
+
+# --- empty lists ---
+
+KINDS = {
+    "int64": lambda x: list(range(x % 3)),
+    "text": lambda x: ["a", "bb"][: x % 3],
+    "float32": lambda x: np.arange(x % 3, dtype=np.float32) if x % 3 else [],
+    # Whole blocks are empty.
+    "blocks": lambda x: [1, 2] if x > 6000 else [],
+}
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_lists_have_the_dtype_of_the_others(kind, num_threads):
+    rows_of = KINDS[kind]
+    expected = [rows_of(x) for x in range(9000)]
+    dtype = {"text": np.dtypes.StringDType(), "blocks": np.int64}.get(kind, kind)
+    options = Options(num_threads=num_threads, vectorize=False)
+    rows = Dataset.range(9000).map(lambda x: {"x": rows_of(int(x))}).with_options(options)
+
+    (batch,) = rows.ragged_batch(9000)
+    assert batch["x"].dtype == dtype
+    assert batch["x"].tolist() == [list(row) for row in expected]
+    (batch,) = rows.padded_batch(9000)
+    assert batch["x"].dtype == dtype
+    fill = "" if kind == "text" else 0
+    assert batch["x"].tolist() == [[*row, *[fill] * (2 - len(row))] for row in expected]
+    assert list(rows.map(lambda row: row["x"]).unbatch()) == [value for row in expected for value in row]
+    if kind != "blocks":
+        assert rows.element_spec["x"].dtype == dtype
+        assert {row["x"].dtype for row in rows} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("operation", ["ragged_batch", "padded_batch"])
+def test_numbers_of_several_kinds_are_refused(operation):
+    rows = Dataset.range(3).map(lambda x: {"x": [2**60 + 1, 2] if x == 0 else [1.5]})
+    with pytest.raises(errors.StackError, match=f"{operation}: leaf .* comes as int64 of 1 axes, float64 of 1 axes"):
+        next(iter(getattr(rows, operation)(3)))
