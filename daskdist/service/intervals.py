@@ -20,8 +20,8 @@ class Intervals:
     >>> numbers = Intervals([(0, 4), (6, 8)])
     >>> numbers.add(4, 6)
     >>> numbers.remove(2, 3)
-    >>> numbers, len(numbers), 2 in numbers
-    (Intervals([(0, 2), (3, 8)]), 7, False)
+    >>> list(numbers), len(numbers), 2 in numbers
+    ([(0, 2), (3, 8)], 7, False)
     """
 
     __slots__ = ("_firsts", "_num", "_stops")

@@ -119,7 +119,8 @@ def test_explain_reports_reads_of_values(on_cluster):
     assert until(floats(0, 0), 5) == 3
     first, *waits = until.explain().splitlines()
     assert first.endswith("until: 3 steps and 3 other calls")
-    assert len(waits) == 3
+    # A result that has come before it is looked at is not waited for.
+    assert 1 <= len(waits) <= 3
     assert all("waited because a result was looked at, in test_function.py, line" in line for line in waits)
 
 
