@@ -109,7 +109,8 @@ def test_results_that_exceed_the_memory_limit_are_said():
         MultiWorkerMirroredStrategy(client) as strategy,
     ):
         results = [strategy.run(np.ones, args=(4 * MIB,)) for _ in range(12)]
-        eventually(lambda: {worker.state for worker in strategy.status().workers} == {"lost"}, within_s=60)
+        # The other worker need not be lost, too.
+        eventually(lambda: "lost" in {worker.state for worker in strategy.status().workers}, within_s=60)
         with pytest.raises(errors.ClusterError, match=r"lost .*; Dask ended .* MiB, which exceeded the memory limit"):
             strategy.local_results(results[0])
 
