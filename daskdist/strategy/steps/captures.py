@@ -92,7 +92,7 @@ def capturing() -> Iterator[Capture]:
         try:
             yield capture
         finally:
-            # Also send calls made before an error, as they would be without a capture.
+            # Run the waits after an error of the function, too.
             capture.end()
         capture.raise_unobserved()
 
