@@ -422,15 +422,21 @@ def from_items(
 ) -> Block | Bundle:
     """Return elements as a block if their shapes and dtypes agree except for their lengths, else as a bundle."""
     leaves: list[Any] = []
-    for mixed in zip(*items, strict=True):
-        column = with_empty_alike(mixed)
-        if _agree(column):
-            leaves.append(stacked(column))
-        elif _agree(column, but_for_length=True):
-            leaves.append(Ragged.of(column))
-        else:
+    for column in zip(*items, strict=True):
+        leaf = _in_one(column)
+        if leaf is None:
+            leaf = _in_one(with_empty_alike(column))
+        if leaf is None:
             return Bundle(structure, items, label)
+        leaves.append(leaf)
     return Block(structure, leaves, label, origin) if leaves else Bundle(structure, items, label)
+
+
+def _in_one(column: Sequence[Any]) -> Any:
+    # Return the leaves of elements as one array, `Ragged` if they differ in length only; None if they differ more.
+    if _agree(column):
+        return stacked(column)
+    return Ragged.of(column) if _agree(column, but_for_length=True) else None
 
 
 def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Leaves:
@@ -442,20 +448,23 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
         The elements' shapes or dtypes differ.
     """
     leaves: list[Any] = []
-    for path, mixed in zip(structure.paths, zip(*items, strict=True), strict=True):
-        column = with_empty_alike(mixed)
+    for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
         if _are_ragged(column):
             # Ragged even if all have the same length, as in TensorFlow.
             leaves.append(Ragged.of(column, column[0].row_splits.dtype))
             continue
-        if not _agree(column):
+        if _agree(column):
+            leaves.append(stacked(column))
+            continue
+        alike = with_empty_alike(column)
+        if not _agree(alike):
             kinds = dict.fromkeys(map(_kind, column))
             where = f" of {label}" if label else ""
             raise StackError(
                 f"elements{where} do not stack to a batch or window, their leaf {path or '(the element)'} occurs as "
                 f"{', '.join(list(kinds)[:4])}. {_advice(column)}"
             )
-        leaves.append(stacked(column))
+        leaves.append(stacked(alike))
     return tuple(leaves)
 
 

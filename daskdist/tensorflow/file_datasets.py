@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -23,8 +24,9 @@ class _RecordDataset(TensorFlowDataset):
     # The records of files of one format as bytes.
 
     @staticmethod
+    @abstractmethod
     def _format(compression: str | None) -> Format:
-        raise NotImplementedError
+        """Return the format of files with a compression."""
 
     def __init__(
         self,

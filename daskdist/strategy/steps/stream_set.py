@@ -346,8 +346,9 @@ class StreamSet:
                 if record is not None:
                     self._record_outcome(record, place, structure, payload)
             elif kind == "value":
-                if rest[0] in self._requests:
-                    self._fetched[rest[0]] = rest[1]
+                request, payload = rest
+                if request in self._requests:
+                    self._fetched[request] = payload
             elif kind == "pong":
                 stream.running_at, stream.running = rest
             elif kind == "key":
