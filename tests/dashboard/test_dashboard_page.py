@@ -46,6 +46,7 @@ def busy_client():
         assert not metrics(client, "daskdist_lost_workers_total")
         strategy = daskdist.MultiWorkerMirroredStrategy(client)
         dataset = Dataset.range(10**9).map(lambda x: x * 2.0).batch(96)
+        served = iter(Dataset.counter().serve(client, job_name="features"))
         ended = threading.Event()
 
         def steps():
@@ -54,15 +55,14 @@ def busy_client():
                 with contextlib.suppress(errors.ClusterError):
                     for batch in strategy.distribute_dataset(dataset):
                         strategy.run(lambda x: x.sum(), args=(batch,))
+                        # The service counts elements as used once the next ones are asked for.
+                        next(served)
                         # Without a pause, the loop would keep the machine busy.
                         if ended.wait(0.01):
                             return
 
         looping = threading.Thread(target=steps)
         looping.start()
-        served = iter(Dataset.counter().serve(client, job_name="features"))
-        for _ in range(100):
-            next(served)
         try:
             yield client
         finally:
