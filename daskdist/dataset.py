@@ -2330,7 +2330,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
             types = spec.packed
         return f"<Dataset of {elements}: {types}\n{display.tree(self._node)}>"
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         node, what_runs = self._shown_node, partial(self.explain, "primitives")
         return dataset_page(type(self).__name__, node, self._displayed_spec, what_runs)
 

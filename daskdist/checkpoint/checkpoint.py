@@ -115,7 +115,7 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"Checkpoint({', '.join(self._objects)})"
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         rows = [(name, type(value).__name__, _described(value)) for name, value in self._objects.items()]
         return state_page("Checkpoint", [counted(len(rows), "object")], ("name", "type", "value"), rows)
 

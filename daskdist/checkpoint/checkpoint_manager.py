@@ -91,7 +91,7 @@ class CheckpointManager:
     def __repr__(self) -> str:
         return without_secrets(f"CheckpointManager({self.directory!r}, keep={self.keep})")
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         # Do not list the directory, as that may take long.
         last = "no step saved or restored here" if self._step is None else f"last step here: {self._step:,}"
         return state_page(

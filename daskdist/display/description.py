@@ -42,7 +42,7 @@ class Description:
         heading, *rows = self._table
         return f"{counted(self.num_elements, 'element')}\n{table([('', *heading[1:]), *rows])}"
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         heading, *rows = self._table
         boxes = [[Box(name, is_code=True), *(Box(value, "number") for value in values)] for name, *values in rows]
         shown = PageTable([Box(heading[0]), *(Box(name, "number") for name in heading[1:])], boxes)
@@ -60,7 +60,7 @@ class Head(list[Any]):
     def __repr__(self) -> str:
         return repr(Preview(self, is_all=False))
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         return Preview(self, is_all=False)._repr_html_()
 
 

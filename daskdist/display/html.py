@@ -81,22 +81,17 @@ class Section:
     is_folded: bool = False
 
 
-def page(title: str, facts: Sequence[str], sections: Sequence[Section] = ()) -> str | None:
-    """Return a description as HTML; None if Jinja is not installed, so that notebooks show text instead."""
-    environment = _environment()
-    if environment is None:
-        return None
-    template = environment.get_template("page.html")
+def page(title: str, facts: Sequence[str], sections: Sequence[Section] = ()) -> str:
+    """Return a description as HTML."""
+    template = _environment().get_template("page.html")
     html: str = template.render(title=title, facts=facts, sections=sections, style=_style())
     return html
 
 
 @cache
 def _environment() -> Any:
-    try:
-        import jinja2
-    except ModuleNotFoundError:
-        return None
+    import jinja2
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

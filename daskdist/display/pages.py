@@ -18,7 +18,7 @@ from daskdist.display.plan import Share, share_cells
 from daskdist.tables.describe import column_name
 
 
-def dataset_page(title: str, node: Node, spec: ElementSpec | None, what_runs: Callable[[], str]) -> str | None:
+def dataset_page(title: str, node: Node, spec: ElementSpec | None, what_runs: Callable[[], str]) -> str:
     """Return the page of a dataset: its plan as a drawing, and its elements.
 
     Parameters
@@ -82,7 +82,7 @@ def distributed_page(
     notes: Iterable[str],
     *,
     is_counted: bool,
-) -> str | None:
+) -> str:
     """Return the page of a distributed dataset: the share of each worker, and the reason for it.
 
     Parameters
@@ -133,7 +133,7 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names) or "-"
 
 
-def state_page(title: str, facts: Sequence[str], heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> str | None:
+def state_page(title: str, facts: Sequence[str], heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a page with one table; the first cell of each row is set as code."""
     cells = [[Box(str(first), is_code=True), *[Box(str(rest), "wide") for rest in others]] for first, *others in rows]
     return page(title, facts, [Section("table", PageTable(texts(*heading), cells))] if rows else [])
@@ -155,7 +155,7 @@ def times_in_words(stats: dict[str, Any], unit: str = "step") -> str:
     return ", ".join(words)
 
 
-def times_page(title: str, stats: dict[str, Any], unit: str = "step") -> str | None:
+def times_page(title: str, stats: dict[str, Any], unit: str = "step") -> str:
     """Return the page of an iterator over steps or elements: its progress, and how time was spent."""
     total_s = stats["waiting_s"] + stats["step_s"]
     sections = []

@@ -55,7 +55,7 @@ class Preview:
         number = counted(len(elements), "element").removeprefix("1 ")
         self._extent = {"": "no elements", "all": f"all {number}"}.get(which, f"the {which} {number}")
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         heading = [Box(_ELEMENT, "number"), *texts(*self._columns)]
         rows = [
             [Box(str(number), "number"), *[_box(leaf) for leaf in leaves]] for number, leaves in enumerate(self._rows)

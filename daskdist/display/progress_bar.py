@@ -1,14 +1,12 @@
-"""Progress of passes and of other long work: a tqdm bar if tqdm is installed, otherwise one line that is redrawn."""
+"""Progress of passes and of other long work, as bars of tqdm."""
 
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from daskdist.context_variables import changed
 from daskdist.long_work import ProgressDisplay, displays
@@ -21,8 +19,8 @@ def progress() -> AbstractContextManager[None]:
     """Show the progress of long work in this context on standard error.
 
     This covers writing (`save`, `to_parquet` and so on), statistics, listing many files, and passes over datasets, for
-    example the first one of a `cache`. Passes over distributed datasets have `DistributedDataset.progress`. Uses tqdm
-    if it is installed. Nothing is shown unless standard error is a terminal or a notebook.
+    example the first one of a `cache`. Passes over distributed datasets have `DistributedDataset.progress`. Nothing is
+    shown unless standard error is a terminal or a notebook.
 
     >>> import daskdist, tempfile
     >>> with daskdist.progress(), tempfile.TemporaryDirectory() as directory:
@@ -31,18 +29,13 @@ def progress() -> AbstractContextManager[None]:
     return changed(displays, progress_bar)
 
 
-def progress_bar(
-    total: int | None, title: str, unit: str = "steps", stream: TextIO | None = None
-) -> ProgressDisplay | None:
+def progress_bar(total: int | None, title: str, unit: str = "steps") -> ProgressDisplay | None:
     """Return a display on standard error; None unless that is a terminal or a notebook."""
-    stream = sys.stderr if stream is None else stream
     in_notebook = is_notebook()
-    if not in_notebook and not stream.isatty():
+    if not in_notebook and not sys.stderr.isatty():
         return None
-    if importlib.util.find_spec("tqdm") is None:
-        return RedrawnLine(total, title, unit, stream)
     has_widgets = in_notebook and importlib.util.find_spec("ipywidgets") is not None
-    return TqdmBar(total, title, unit, stream, in_notebook=has_widgets)
+    return TqdmBar(total, title, unit, in_notebook=has_widgets)
 
 
 def is_notebook() -> bool:
@@ -52,44 +45,10 @@ def is_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-class RedrawnLine:
-    """One line that is redrawn."""
-
-    def __init__(self, total: int | None, title: str, unit: str, stream: TextIO) -> None:
-        self._total = total
-        self._title = title
-        self._unit = unit
-        self._stream = stream
-        self._drawn_s = float("-inf")
-        self._latest = ""
-
-    def update(self, number: int, text: str) -> None:
-        """Show how much is done, and a text."""
-        of_all = "" if self._total is None else f"/{self._total:,}"
-        parts = [self._title, f"{number:,}{of_all} {self._unit}", text]
-        self._latest = "  ".join(part for part in parts if part)
-        now_s = time.perf_counter()
-        if now_s - self._drawn_s >= _REDRAW_S:
-            self._drawn_s = now_s
-            self._draw()
-
-    def _draw(self) -> None:
-        room = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r{self._latest[:room]}\x1b[K")
-        self._stream.flush()
-
-    def close(self) -> None:
-        """End the line; what was shown stays."""
-        if self._latest:
-            self._draw()
-            self._stream.write("\n")
-            self._stream.flush()
-
-
 class TqdmBar:
     """A tqdm bar: a widget in notebooks that support widgets, otherwise text."""
 
-    def __init__(self, total: int | None, title: str, unit: str, stream: TextIO, *, in_notebook: bool) -> None:
+    def __init__(self, total: int | None, title: str, unit: str, *, in_notebook: bool) -> None:
         if in_notebook:
             from tqdm.notebook import tqdm
         else:
@@ -100,7 +59,7 @@ class TqdmBar:
         self._bar = tqdm(
             total=total,
             desc=title or None,
-            file=stream,
+            file=sys.stderr,
             bar_format=f"{so_far} {unit} [{{elapsed}}{{postfix}}]",
             dynamic_ncols=True,
             mininterval=_REDRAW_S,

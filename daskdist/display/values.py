@@ -135,7 +135,7 @@ def _first_and_last(values: Sequence[Any]) -> list[tuple[int, Any]]:
     return numbered if len(numbered) <= _ALL_REPLICAS else [*numbered[: _ALL_REPLICAS - 4], *numbered[-2:]]
 
 
-def values_page(title: str, summaries: Sequence[Summary], workers: Sequence[str | None], note: str) -> str | None:
+def values_page(title: str, summaries: Sequence[Summary], workers: Sequence[str | None], note: str) -> str:
     """Return a page with one row per replica."""
     columns: dict[str, Sequence[str]] = {
         "replica": [str(number) for number in range(len(summaries))],

@@ -101,10 +101,10 @@ class StrategyStatus:
     def __repr__(self) -> str:
         return table([_HEADING, *self._rows()])
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         return self.page("StrategyStatus")
 
-    def page(self, title: str) -> str | None:
+    def page(self, title: str) -> str:
         """Return the status as HTML for notebooks."""
         num_replicas = sum(len(worker.replicas) for worker in self.workers)
         facts = [counted(num_replicas, "replica"), counted(len(self.workers), "worker")]

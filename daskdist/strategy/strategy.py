@@ -583,7 +583,7 @@ class Strategy(Viewed, Advised):
     experimental_run_v2 = run
     experimental_local_results = local_results
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         # Without asking the workers, as `status` does.
         status = StrategyStatus(self._internals.backend.status(self._internals.group.now, asks=False))
         return status.page(type(self).__name__)

@@ -10,7 +10,6 @@ import pytest
 
 import daskdist
 from daskdist import Dataset, PerReplica
-from daskdist.display import html as html_module
 from daskdist.testing.never_run import never_run
 
 
@@ -190,12 +189,6 @@ def test_a_strategy_its_variables_and_checkpoints():
     assert "a dict on each replica" in text_of(state)
     assert "weights Variable epoch int 3" in text_of(daskdist.Checkpoint(weights=weights, epoch=3))
     assert "keeps the newest 2 no step saved" in text_of(daskdist.CheckpointManager("memory://nowhere", keep=2))
-
-
-def test_without_jinja_notebooks_show_text(monkeypatch):
-    monkeypatch.setattr(html_module, "_environment", lambda: None)
-    assert Dataset.range(3)._repr_html_() is None
-    assert PerReplica([1, 2])._repr_mimebundle_() == {"text/plain": repr(PerReplica([1, 2]))}
 
 
 def test_text_of_large_values_is_short():

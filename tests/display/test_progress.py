@@ -14,7 +14,6 @@ from test_html import text_of
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.display.progress_bar import RedrawnLine, TqdmBar, progress_bar
 from daskdist.display.step_times import StepTimes
 from daskdist.strategy.values.async_value import AsyncValue, peek
 
@@ -77,21 +76,6 @@ def test_steps_of_unknown_number(terminal):
     terminal = terminal()
     list(distributed(Dataset.range(40).filter(lambda x: x % 2 == 0).batch(2)).progress())
     assert re.search(r"\b10 steps", terminal.getvalue())
-
-
-def test_without_tqdm_a_line_is_redrawn(monkeypatch):
-    stream = Terminal()
-    assert isinstance(progress_bar(3, "", stream=stream), TqdmBar)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setenv("COLUMNS", "30")
-    line = progress_bar(3, "title", stream=stream)
-    assert isinstance(line, RedrawnLine)
-    line.update(1, "first")
-    line.update(2, "a text that is too long for the line")
-    line.close()
-    written = stream.getvalue()
-    assert "\rtitle  1/3 steps  first\x1b[K" in written
-    assert written.endswith("\rtitle  2/3 steps  a text that\x1b[K\n")
 
 
 @pytest.mark.cluster

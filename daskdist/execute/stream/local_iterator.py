@@ -191,7 +191,7 @@ class ElementIterator(Iterator[Any], Advised):
             self._continue_from(self._builder, self._interrupted_at)  # type: ignore[arg-type]
         self._interrupted_at = None
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         return times_page(type(self).__name__, self.stats(), "element")
 
     def __repr__(self) -> str:

@@ -202,8 +202,8 @@ class DistributedDataset:
         """Return the steps of one pass, with progress shown on standard error.
 
         Progress shows steps and rows per second, the share of time spent waiting for the next step, and values that the
-        program reports: ``steps.report(loss=loss)``. Uses tqdm if it is installed. Nothing is shown unless standard
-        error is a terminal or a notebook.
+        program reports: ``steps.report(loss=loss)``. Nothing is shown unless standard error is a terminal or a
+        notebook.
 
         Parameters
         ----------
@@ -321,7 +321,7 @@ class DistributedDataset:
         where = "" if self._strategy.workers == (None,) else "in loops on replicas, "
         return [f"shuffle_on_device: {where}{describe_row_order(pipeline.primitive, self._feed.spec)}"]
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         # Show the last feed, as asking for the current replicas may wait for workers.
         feed, replicas = self._last_feed, self._fed_replicas
         is_counted = all(is_cheap_to_list(pipeline.node) for pipeline in feed.pipelines)

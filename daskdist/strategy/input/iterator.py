@@ -372,7 +372,7 @@ class DistributedIterator(Advised):
         """The last operation of the pipeline of each worker."""
         return [pipeline.node for pipeline in self._pipelines]
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         return times_page(type(self).__name__, self._own_stats())
 
     def __repr__(self) -> str:

@@ -87,7 +87,7 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
     def __repr__(self) -> str:
         return values_text("PerReplica", [value for (value,) in results_by_replica([self])])
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         # Without waiting or fetching: a value that is not in this process is described by its spec.
         workers = [value.worker if isinstance(value, AsyncValue) else None for value in self.values]
         summaries = [
@@ -98,12 +98,11 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         # Notebooks show the HTML, but would also call `repr`, which waits.
-        html = self._repr_html_()
         known_values = list(map(peek, self.values))
         text = f"<PerReplica of {counted(len(known_values), 'value')} on workers; print(value) fetches them>"
         if all(known_values):
             text = values_text("PerReplica", [value for (value,) in known_values])  # type: ignore[misc]
-        return {"text/plain": text} if html is None else {"text/plain": text, "text/html": html}
+        return {"text/plain": text, "text/html": self._repr_html_()}
 
     def _values_by_key(self) -> dict[Any, Any]:
         name = self.__dask_tokenize__()

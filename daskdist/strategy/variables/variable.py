@@ -557,7 +557,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def __format__(self, spec: str) -> str:
         return format(self.numpy(), spec)
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         layout = self._layout
         facts = [self.name, f"synchronization {self.synchronization.name}", f"aggregation {self.aggregation.name}"]
         if layout.treespec is None:
