@@ -9,28 +9,25 @@ A function for a transformation returns a function for `Dataset.apply`:
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
+from typing import Any, Concatenate, ParamSpec
 
 from daskdist.core.cardinality import AUTOTUNE
 from daskdist.tensorflow.dataset import TensorFlowDataset as Dataset
 
 Transformation = Callable[[Dataset], Dataset]
+_P = ParamSpec("_P")
 
 
 # --- datasets ---
 
-
-def Counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:  # noqa: N802 - TensorFlow's name
-    """Call `Dataset.counter`."""
-    return Dataset.counter(start, step, dtype)
-
-
-def RandomDataset(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:  # noqa: N802
-    """Call `Dataset.random`."""
-    return Dataset.random(seed, rerandomize_each_iteration)
+Counter = Dataset.counter
+RandomDataset = Dataset.random
+from_list = Dataset.from_list
+load = Dataset.load
+sample_from_datasets = Dataset.sample_from_datasets
 
 
 def choose_from_datasets(
@@ -40,86 +37,33 @@ def choose_from_datasets(
     return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
 
 
-def sample_from_datasets(
-    datasets: Sequence[Dataset],
-    weights: Sequence[float] | None = None,
-    seed: int | None = None,
-    stop_on_empty_dataset: bool = False,
-) -> Dataset:
-    """Call `Dataset.sample_from_datasets`."""
-    return Dataset.sample_from_datasets(datasets, weights, seed, stop_on_empty_dataset)
-
-
-def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
-    """Create a dataset of the items of a list: nests of one structure, whose leaves stack.
-
-    >>> list(from_list([(1, "a"), (2, "b")]))
-    [(np.int32(1), 'a'), (np.int32(2), 'b')]
-    """
-    return Dataset.from_list(elements, name)
-
-
-def load(path: str, element_spec: Any = None) -> Dataset:
-    """Call `Dataset.load`."""
-    return Dataset.load(path, element_spec)
-
-
 # --- transformations ---
 
 
-def assert_cardinality(expected_cardinality: int) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.assert_cardinality`."""
-    return lambda ds: ds.assert_cardinality(expected_cardinality)
+def _transformation(method: Callable[Concatenate[Any, _P], Any]) -> Callable[_P, Transformation]:
+    # Return a function of the arguments of a method; it returns a function for `Dataset.apply`, which calls the method.
+    @functools.wraps(method)
+    def transformation(*args: _P.args, **kwargs: _P.kwargs) -> Transformation:
+        return lambda ds: method(ds, *args, **kwargs)
+
+    # Otherwise the dataset would be the first parameter.
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    transformation.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return transformation
 
 
-def bucket_by_sequence_length(
-    element_length_func: Callable[..., Any],
-    bucket_boundaries: Sequence[int],
-    bucket_batch_sizes: Sequence[int],
-    padded_shapes: Any = None,
-    padding_values: Any = None,
-    pad_to_bucket_boundary: bool = False,
-    no_padding: bool = False,
-    drop_remainder: bool = False,
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.bucket_by_sequence_length`."""
-    return lambda ds: ds.bucket_by_sequence_length(
-        element_length_func,
-        bucket_boundaries,
-        bucket_batch_sizes,
-        padded_shapes,
-        padding_values,
-        pad_to_bucket_boundary,
-        no_padding,
-        drop_remainder,
-    )
-
-
-def dense_to_ragged_batch(
-    batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.ragged_batch`."""
-    return lambda ds: ds.ragged_batch(batch_size, drop_remainder, row_splits_dtype)
-
-
-def enumerate_dataset(start: int = 0) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.enumerate`."""
-    return lambda ds: ds.enumerate(start)
-
-
-def group_by_window(
-    key_func: Callable[..., Any],
-    reduce_func: Callable[[Any, Dataset], Dataset],
-    window_size: int | None = None,
-    window_size_func: Callable[[Any], int] | None = None,
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.group_by_window`."""
-    return lambda ds: ds.group_by_window(key_func, reduce_func, window_size, window_size_func)
-
-
-def ignore_errors(log_warning: bool = True) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.ignore_errors`."""
-    return lambda ds: ds.ignore_errors(log_warning)
+assert_cardinality = _transformation(Dataset.assert_cardinality)
+bucket_by_sequence_length = _transformation(Dataset.bucket_by_sequence_length)
+dense_to_ragged_batch = _transformation(Dataset.ragged_batch)
+enumerate_dataset = _transformation(Dataset.enumerate)
+group_by_window = _transformation(Dataset.group_by_window)
+ignore_errors = _transformation(Dataset.ignore_errors)
+rejection_resample = _transformation(Dataset.rejection_resample)
+scan = _transformation(Dataset.scan)
+snapshot = _transformation(Dataset.snapshot)
+take_while = _transformation(Dataset.take_while)
+unbatch = _transformation(Dataset.unbatch)
+unique = _transformation(Dataset.unique)
 
 
 def map_and_batch(
@@ -141,44 +85,9 @@ def parallel_interleave(
     return lambda ds: ds.interleave(map_func, cycle_length, block_length, AUTOTUNE, not sloppy)
 
 
-def rejection_resample(
-    class_func: Callable[..., Any],
-    target_dist: Sequence[float],
-    initial_dist: Sequence[float] | None = None,
-    seed: int | None = None,
-) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.rejection_resample`."""
-    return lambda ds: ds.rejection_resample(class_func, target_dist, initial_dist, seed)
-
-
-def scan(initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.scan`."""
-    return lambda ds: ds.scan(initial_state, scan_func)
-
-
 def shuffle_and_repeat(buffer_size: int, count: int | None = None, seed: int | None = None) -> Transformation:
     """Return a function for `Dataset.apply` that calls `Dataset.shuffle`, then `Dataset.repeat`."""
     return lambda ds: ds.shuffle(buffer_size, seed).repeat(count)
-
-
-def snapshot(path: str, compression: str | None = None) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.snapshot`."""
-    return lambda ds: ds.snapshot(path, compression)
-
-
-def take_while(predicate: Callable[..., Any]) -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.take_while`."""
-    return lambda ds: ds.take_while(predicate)
-
-
-def unbatch() -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.unbatch`."""
-    return lambda ds: ds.unbatch()
-
-
-def unique() -> Transformation:
-    """Return a function for `Dataset.apply` that calls `Dataset.unique`."""
-    return lambda ds: ds.unique()
 
 
 # --- properties of datasets ---

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.service.address import service_address
-from daskdist.service.registry import register, registered
+from daskdist.service.registry import registered
 from daskdist.service.request import ServiceRequest
 from daskdist.service.signature import JOB_OPTIONS, TRAINER_OPTIONS, with_parameters
 from daskdist.tensorflow.dataset import TensorFlowDataset
@@ -34,13 +33,6 @@ def distribute(
     """
     _check_protocol(data_transfer_protocol)
     return lambda dataset: dataset.serve(service, processing_mode, **options)
-
-
-def register_dataset(
-    service: Any, dataset: Dataset, compression: str | None = "AUTO", dataset_id: str | None = None
-) -> str:
-    """Register a dataset with the service; see `daskdist.data.service.register_dataset`."""
-    return register(node_of(dataset), element_spec_of(dataset), service_address(service), compression, dataset_id)
 
 
 @with_parameters(

@@ -14,7 +14,7 @@ _NAMES: Final = {
     "WorkerServer": "daskdist.tensorflow.servers:WorkerServer",
     "distribute": "daskdist.tensorflow.service:distribute",
     "from_dataset_id": "daskdist.tensorflow.service:from_dataset_id",
-    "register_dataset": "daskdist.tensorflow.service:register_dataset",
+    "register_dataset": "daskdist.data.service:register_dataset",
 }
 
 __all__ = [*_NAMES]
