@@ -286,6 +286,17 @@ def test_finished_iterations_stay_finished_for_another_dispatcher():
     assert other.join("late") == [SendEnd("late", was_over=True)]
 
 
+def test_iterations_of_a_job_whose_removal_was_not_completed_are_dropped():
+    state = {}
+    bench = Bench(is_kept=True)
+    bench.join()
+    kept(bench, state)
+    del state["job", "name:j"]
+    other = Bench(workers=1, is_kept=True)
+    other.dispatcher.restore(state)
+    assert not other.dispatcher.jobs()
+
+
 def test_unwritten_changes_are_reported_again():
     bench = Bench(is_kept=True)
     bench.join()

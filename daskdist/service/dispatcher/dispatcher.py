@@ -337,14 +337,15 @@ class Dispatcher:
     def restore(self, state: Mapping[Key, Any]) -> None:
         """Continue from the state of another dispatcher: the latest of its changes for each key."""
         now = self._clock()
-        for key, saved in sorted(state.items(), key=lambda item: _ORDER.index(item[0][0])):
+        for key, saved in sorted(state.items(), key=lambda item: (_ORDER.index(item[0][0]), *item[0][1:])):
             if key[0] == "dataset":
                 self.datasets[saved.id] = saved
             elif key[0] == "job":
                 over, removed = Intervals(saved["over"]), Intervals(saved["removed"])
                 dataset = self.datasets[saved["dataset"]]
                 self._jobs[key[1]] = Job(dataset=dataset, over=over, removed=removed, **saved["fields"])
-            else:
+            # A process that was killed while it removed a job may have left iterations of it.
+            elif saved["job"] in self._jobs:
                 iteration = Iteration.restored(self._jobs[saved["job"]], saved, now)
                 iteration.job.iterations[iteration.number] = iteration
                 self._consumers.update(iteration.consumers)
