@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import hashlib
 import json
@@ -454,23 +453,7 @@ def unfinished_store(
 
 
 def _remote_store(url: str, storage: Storage, *, read_only: bool) -> Any:
-    # As `FsspecStore.from_url`, which takes milliseconds each time to wrap a file system without asynchronous calls.
-    import fsspec
-
-    fs, path = fsspec.core.url_to_fs(url, **{"asynchronous": True, **(storage.options or {})})
-    if not fs.async_impl:
-        # fsspec creates the others again, as they may have a state.
-        fs = _shared_wrapper(fs) if fs.cachable else _wrapper(fs)
-    return _library().storage.FsspecStore(fs, read_only=read_only, path=path)
-
-
-def _wrapper(fs: Any) -> Any:
-    from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-
-    return AsyncFileSystemWrapper(fs, asynchronous=True)
-
-
-_shared_wrapper: Final = functools.lru_cache(maxsize=16)(_wrapper)
+    return _library().storage.FsspecStore.from_url(url, dict(storage.options or {}), read_only)
 
 
 def _library() -> Any:

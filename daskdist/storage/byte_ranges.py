@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Protocol, runtime_checkable
 
 from daskdist.config import in_bytes, num_threads
@@ -376,17 +377,9 @@ class _Begins:
     broken: str | None = None
 
 
-_known: OrderedDict[Any, _Begins] = OrderedDict()
-_known_lock = threading.Lock()
-
-
+@lru_cache(maxsize=_NUM_FILES)
 def _begins(key: Any) -> _Begins:
-    with _known_lock:
-        begins = _known.setdefault(key, _Begins())
-        _known.move_to_end(key)
-        while len(_known) > _NUM_FILES:
-            _known.popitem(last=False)
-        return begins
+    return _Begins()
 
 
 @dataclass(eq=False)
