@@ -6,7 +6,6 @@ The three have the same methods; a row of any of them is an element.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, starmap
 from math import prod
 from typing import Any
 
@@ -248,19 +247,9 @@ class Batches:
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """Return the chunks from ``start`` to ``stop``, in order."""
-        pack, rows = self.rows.structure.pack, self.rows
-        numbers = range(*slice(start, stop).indices(len(self)))
+        pack, numbers = self.structure.pack, range(*slice(start, stop).indices(len(self)))
         even = self._even(numbers)
-        if even is not None:
-            return map(pack, even)
-        if (
-            self.inners is None
-            and isinstance(rows, Block)
-            and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
-        ):
-            cuts = starmap(slice, pairwise(self.bounds[numbers.start : numbers.stop + 1]))
-            return (pack([leaf[cut] for leaf in rows.leaves]) for cut in cuts)
-        return (pack(self.item(k)) for k in numbers)
+        return map(pack, map(self.item, numbers) if even is None else even)
 
     def _even(self, numbers: range) -> Iterator[Leaves] | None:
         # For chunks of equal length, indexing by a number is faster than by a slice. Only plain arrays may have any

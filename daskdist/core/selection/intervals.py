@@ -42,20 +42,14 @@ class RowIntervals:
 
     def locate(self, index: Index) -> tuple[Index, Index]:
         """Return the row numbers and the block indices of the rows at some places."""
-        length = int(self.bounds[1]) if len(self.starts) else 0
-        if (np.diff(self.bounds[:-1]) == length).all() and self.bounds[-1] <= length * len(self.starts):
-            # Intervals of equal length, except the last: a division takes a tenth of the time of a search.
-            at = index // length
-        else:
-            at = np.searchsorted(self.bounds, index, "right") - 1
+        at = np.searchsorted(self.bounds, index, "right") - 1
         return index + (self.starts - self.bounds[:-1]).take(at), self.block_index.take(at)
 
     def spans(self, starts: Index, stops: Index) -> RowIntervals:
         """Return the rows between each start and its stop."""
         if len(self.starts) == len(starts) == 1 and starts[0] < stops[0]:
+            # The usual case of many small parts of a long interval.
             return RowIntervals(self.block_index, self.starts + starts, np.array([0, stops[0] - starts[0]]))
-        if len(starts) == 1 and starts[0] < stops[0]:
-            return self._part(int(starts[0]), int(stops[0]))
         first = np.searchsorted(self.bounds, starts, "right") - 1
         counts = np.where(stops > starts, np.searchsorted(self.bounds, stops, "left") - first, 0)
         ends = np.cumsum(counts)
@@ -66,15 +60,6 @@ class RowIntervals:
         return RowIntervals(
             self.block_index[at], self.starts[at] + cut - begins, np.concatenate([[0], np.cumsum(lengths)])
         )
-
-    def _part(self, start: int, stop: int) -> RowIntervals:
-        # The same as `spans` for a single span with rows, mostly without copies.
-        first = int(np.searchsorted(self.bounds, start, "right")) - 1
-        last = int(np.searchsorted(self.bounds, stop, "left"))
-        starts, bounds = self.starts[first:last].copy(), self.bounds[first : last + 1] - start
-        starts[0] -= bounds[0]
-        bounds[0], bounds[-1] = 0, stop - start
-        return RowIntervals(self.block_index[first:last], starts, bounds)
 
     @staticmethod
     def concat(parts: Sequence[RowIntervals], numbers: Sequence[Index]) -> RowIntervals:
