@@ -18,6 +18,7 @@ and in one of ours over the same rows, which take some milliseconds each.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -76,7 +77,7 @@ class Size:
     seed: int = 27
 
 
-SIZES: Final = {"full": Size(), "small": Size(20.0, 1, 1, 40_000, 10_000, 0.1, 400)}
+SIZES: Final = {"full": Size(), "small": Size(20.0, 1, 1, 40_000, 10_000, 1.4, 400)}
 
 _ROWS: Final = 4_000
 _BATCH_ROWS: Final = 50
@@ -91,6 +92,8 @@ _ROW_BYTES: Final = 10_000
 # After this time since a worker ended, a local cluster gives the worker up if it is not running at that moment, even if
 # it was started again meanwhile and killed once more.
 _RESTARTS_WORKERS: Final = {"distributed.deploy.lost-worker-timeout": "1h"}
+# The clusters that several parts use, which end with the program.
+_CLUSTERS: Final = contextlib.ExitStack()
 _LOOPS: Final = ("plain", "function", "replicas")
 _POLICIES: Final = ("FILE", "DATA", "OFF")
 
@@ -121,6 +124,30 @@ class Outcomes:
             note += f"; ended by {'; '.join(sorted(told))[:300]}"
         num_complete = sum(each.error is None for each in self.reports)
         yield Figure(f"{name}: complete", 100 * num_complete / num_passes, "%", target=100, note=note)
+
+
+@functools.cache
+def cluster_of(num_workers: int) -> LocalCluster:
+    """Return a cluster whose workers have little memory; it is started only once, as that takes seconds."""
+    _CLUSTERS.enter_context(dask.config.set(_RESTARTS_WORKERS))
+    return _CLUSTERS.enter_context(
+        LocalCluster(
+            n_workers=num_workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            memory_limit=_LIMIT_BYTES,
+            silence_logs=50,
+        )
+    )
+
+
+@contextlib.contextmanager
+def client_of(num_workers: int) -> Iterator[Client]:
+    """Connect to the cluster with this number of workers, once all of them are there."""
+    with Client(cluster_of(num_workers), set_as_default=False) as client:
+        client.wait_for_workers(num_workers, timeout=30)
+        yield client
 
 
 def numbers_in(directory: Path) -> Dataset:
@@ -155,34 +182,19 @@ def workers(size: Size) -> Iterator[Figure]:
     outcomes = {combination: Outcomes() for combination in combinations}
     with tempfile.TemporaryDirectory() as directory:
         rows = numbers_in(Path(directory)).map(np.abs).shuffle(500, seed=1).batch(_BATCH_ROWS)
-        # Run all combinations of one number of workers on one cluster, to start fewer clusters.
         turns = range(max(size.num_passes // len(combinations), 1))
-        for _, num_workers in itertools.product(turns, dict.fromkeys(each[0] for each in combinations)):
+        for _, combination in itertools.product(turns, combinations):
+            num_workers, policy, loop = combination
+            dataset = rows.with_options(Options(auto_shard_policy=policy))
+            with client_of(num_workers) as client:
+                outcome = verified(client, num_workers, dataset, loop, chance)
+            if outcome is None:
+                outcomes[combination].num_hangs += 1
+                cluster_of.cache_clear()
+            else:
+                outcomes[combination].reports.append(outcome)
             if time.monotonic() > end:
                 break
-            with (
-                dask.config.set(_RESTARTS_WORKERS),
-                LocalCluster(
-                    n_workers=num_workers,
-                    threads_per_worker=1,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    silence_logs=50,
-                ) as cluster,
-            ):
-                client = Client(cluster, set_as_default=False)
-                for combination in [each for each in combinations if each[0] == num_workers]:
-                    _, policy, loop = combination
-                    dataset = rows.with_options(Options(auto_shard_policy=policy))
-                    client.wait_for_workers(num_workers, timeout=30)
-                    outcome = verified(client, num_workers, dataset, loop, chance)
-                    if outcome is None:
-                        outcomes[combination].num_hangs += 1
-                        break
-                    outcomes[combination].reports.append(outcome)
-                    if time.monotonic() > end:
-                        break
-                client.close()
     reports = [each for outcome in outcomes.values() for each in outcome.reports]
     for (num_workers, policy, loop), outcome in outcomes.items():
         if outcome.reports or outcome.num_hangs:
@@ -254,14 +266,12 @@ def programs(size: Size) -> Iterator[Figure]:
     """Measure programs that are killed, and resumed by others."""
     chance, end, expected = random.Random(size.seed), time.monotonic() + size.seconds, Counter(range(_ROWS))
     num_lost = num_doubled = num_killed = 0
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-    ) as cluster:
-        while num_killed < size.num_programs and (time.monotonic() < end or not num_killed):
-            rows = killed_program(cluster.scheduler_address, chance)
-            num_killed += 1
-            num_lost += (expected - rows).total()
-            num_doubled += (rows - expected).total()
+    address = cluster_of(2).scheduler_address
+    while num_killed < size.num_programs and (time.monotonic() < end or not num_killed):
+        rows = killed_program(address, chance)
+        num_killed += 1
+        num_lost += (expected - rows).total()
+        num_doubled += (rows - expected).total()
     yield Figure("killed programs", num_killed, "programs")
     yield Figure("rows lost by killed programs", num_lost, "rows", target=0, bound="most")
     yield Figure("rows doubled by killed programs", num_doubled, "rows", target=0, bound="most")
@@ -397,18 +407,7 @@ def memory(size: Size) -> Iterator[Figure]:
     num_rows = int(size.times_memory * _LIMIT_BYTES / _ROW_BYTES)
     rows = Dataset.range(num_rows).map(large_row).shuffle(_LIMIT_BYTES // _ROW_BYTES // 10, seed=1).batch(128)
     visited: Counter[int] = Counter()
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            memory_limit=_LIMIT_BYTES,
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
-    ):
+    with client_of(2) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         first_workers = set(client.run(os.getpid).values())
         begun_at = time.perf_counter()
         for batch in strategy.distribute_dataset(rows):
@@ -422,8 +421,8 @@ def memory(size: Size) -> Iterator[Figure]:
     yield Figure("a pass over large data", num_rows * _ROW_BYTES / MIB / seconds, "MiB/s", note=note)
     yield Figure("the most memory of a worker", most_bytes / MIB, "MiB", target=_LIMIT_BYTES / MIB, bound="most")
     yield Figure("workers lost for memory", num_lost, "workers", target=0, bound="most")
-    yield Figure("rows lost", (expected - visited).total(), "rows", target=0, bound="most")
-    yield Figure("rows doubled", (visited - expected).total(), "rows", target=0, bound="most")
+    yield Figure("rows of large data lost", (expected - visited).total(), "rows", target=0, bound="most")
+    yield Figure("rows of large data doubled", (visited - expected).total(), "rows", target=0, bound="most")
 
 
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
@@ -468,13 +467,7 @@ _PEER_BATCH_ROWS: Final = 20
 def report_of_pass(size: Size, policy: str, kill_at: int) -> VisitationReport:
     """Return the report of a pass over rows that take some time, on two workers, one of which is killed."""
     rows = Dataset.range(size.num_peer_rows).batch(_PEER_BATCH_ROWS).map(expensive)
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
-    ):
+    with client_of(2) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         dataset = rows.with_options(Options(auto_shard_policy=policy))
         return verify_visitation(dataset, strategy, [Fault("kill", kill_at, 0)])
 
@@ -519,9 +512,10 @@ def main(argv: list[str] | None = None) -> int:
         size = replace(size, seconds=options.seconds)
     if options.seed is not None:
         size = replace(size, seed=options.seed)
-    if options.peer:
-        return report(list(against(size, options.peer, options.python)), size, options)
-    return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
+    with _CLUSTERS:
+        if options.peer:
+            return report(list(against(size, options.peer, options.python)), size, options)
+        return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
 
 
 if __name__ == "__main__":

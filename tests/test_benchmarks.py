@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +174,15 @@ def test_loops_give_figures(run) -> None:
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_faults_lose_no_rows(run) -> None:
-    figures = {
-        figure["what"]: figure
-        for figure in run(FAULTS, "--only", "programs", "--only", "schedulers", "--only", "states")
-    }
+    # The first three parts share a cluster, whose workers the last one kills.
+    parts = ("programs", "memory", "workers", "schedulers", "states")
+    arguments = chain.from_iterable(("--only", part) for part in parts)
+    figures = {figure["what"]: figure for figure in run(FAULTS, *arguments)}
     assert figures["killed programs"]["ours"] == figures["passes with a killed scheduler"]["ours"] == 1
-    assert all(figures[f"rows {what} by killed programs"]["holds"] for what in ("lost", "doubled"))
-    assert all(figures[f"rows {what} with killed schedulers"]["holds"] for what in ("lost", "doubled"))
-    assert all(figure["holds"] for what, figure in figures.items() if "checkpoint" in what)
+    assert figures["passes with a killed worker"]["ours"] == 3
+    # Only times depend on the machine.
+    failed = [figure for figure in figures.values() if figure["holds"] is False and figure["unit"] not in {"s", "ms"}]
+    assert not failed
 
 
 @pytest.mark.cluster
