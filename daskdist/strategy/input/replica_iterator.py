@@ -80,13 +80,13 @@ class ReplicaIterator(Iterator[Any]):
         readers: PassReaders,
         number: int,
         device: Device,
-        end: CallEnd | None = None,
-        times: ReplicaTimes | None = None,
+        end: CallEnd,
+        times: ReplicaTimes | None,
     ) -> None:
         self.element_spec = plan.element_spec
-        # Returns whether the call is to end; None in the program's process.
+        # Returns whether the call is to end.
         self._end = end
-        self._stop_watching_end = _nothing if end is None else end.on_end(readers.wake)
+        self._stop_watching_end = end.on_end(readers.wake)
         # Counts its steps for the dashboard; None in the program's process.
         self._times = times
         self._plan = plan
@@ -119,16 +119,15 @@ class ReplicaIterator(Iterator[Any]):
 
     @synchronized
     def __next__(self) -> Any:
-        self._check_end()
+        self._end.check()
         try:
             element = self._next_good()
             if self._plan.maps:
                 element = self._plan.maps(element, self._number, self._device)
         except StopIteration:
             # Readers end, too, if the call is to end.
-            self._check_end()
-            if self._end is not None:
-                self._end.note(self._number, "the end of a pass")
+            self._end.check()
+            self._end.note(self._number, "the end of a pass")
             self._is_over = True
             raise
         except Exception as error:
@@ -137,16 +136,11 @@ class ReplicaIterator(Iterator[Any]):
                 self._elements = _Failed(error)
             self._has_more = False
             raise
-        if self._end is not None:
-            self._end.note(self._number, "batch", self._num_elements)
+        self._end.note(self._number, "batch", self._num_elements)
         self._num_elements += 1
         if self._times is not None:
             self._times.count(element)
         return element
-
-    def _check_end(self) -> None:
-        if self._end is not None:
-            self._end.check()
 
     def _next_good(self) -> Any:
         while True:
@@ -292,10 +286,6 @@ class _Failed(Iterator[Any]):
 
     def __next__(self) -> Any:
         raise self._error
-
-
-def _nothing() -> None:
-    pass
 
 
 class _Progress:
@@ -524,8 +514,6 @@ class WorkerServices(NamedTuple):
         Answers other workers about the steps of this worker's pipelines.
     ask
         Asks other workers about theirs.
-    end
-        Returns whether the call is to end.
     times
         The times of the replica's steps.
     """
@@ -533,7 +521,6 @@ class WorkerServices(NamedTuple):
     fetch: Fetch
     step_counts: StepCounts
     ask: AskSteps
-    end: CallEnd | None
     times: ReplicaTimes
 
 
@@ -542,27 +529,28 @@ def replica_iterators(
     treespec: Any,
     replica: Replica,
     number: int,
+    end: CallEnd,
     services: Callable[[], WorkerServices] | None = None,
 ) -> contextlib.AbstractContextManager[Any]:
     """Return a context with the arguments of a function on a replica: iterators replace plans, and are closed at exit.
 
-    On a worker, ``services`` returns the parts of the worker that iterators use.
+    ``end`` says whether the call is to end. On a worker, ``services`` returns its parts that iterators use.
     """
     nest = treespec.unflatten(leaves)
     is_plain = ReplicaPlan not in map(type, leaves)
-    return contextlib.nullcontext(nest) if is_plain else _open_iterators(nest, replica, number, services)
+    return contextlib.nullcontext(nest) if is_plain else _open_iterators(nest, replica, number, end, services)
 
 
 @contextlib.contextmanager
 def _open_iterators(
-    nest: Any, replica: Replica, number: int, services: Callable[[], WorkerServices] | None
+    nest: Any, replica: Replica, number: int, end: CallEnd, services: Callable[[], WorkerServices] | None
 ) -> Iterator[Any]:
     with contextlib.ExitStack() as opened:
 
         def iterator(argument: Any) -> Any:
             if type(argument) is not DatasetArgument:
                 return argument
-            replica_iterator = _iterator(argument, replica, number, None if services is None else services())
+            replica_iterator = _iterator(argument, replica, number, end, None if services is None else services())
             opened.callback(replica_iterator.close)
             return replica_iterator
 
@@ -570,7 +558,7 @@ def _open_iterators(
 
 
 def _iterator(
-    argument: DatasetArgument, replica: Replica, number: int, services: WorkerServices | None
+    argument: DatasetArgument, replica: Replica, number: int, end: CallEnd, services: WorkerServices | None
 ) -> ReplicaIterator:
     plan: ReplicaPlan = argument.plan
     token, _, numbers = argument.turn.partition(":")
@@ -593,7 +581,5 @@ def _iterator(
         pipelines[plan.number] = pipeline
         plan = replace(plan, source=replace(plan.source, pipelines=pipelines))
     readers = PassReaders(token, plan, read_plan, replica, number, peers)
-    device = named(replica.device)
-    if services is None:
-        return ReplicaIterator(plan, readers, number, device)
-    return ReplicaIterator(plan, readers, number, device, services.end, services.times)
+    times = None if services is None else services.times
+    return ReplicaIterator(plan, readers, number, named(replica.device), end, times)

@@ -171,7 +171,9 @@ class SharedPass:
         self._is_over = False
         self._failure: Exception | None = None
         # Reentrant: the garbage collector may close an iterator in a thread that holds the lock.
-        self._condition = Condition(RLock())
+        # An interrupt at the beginning of `with self._condition` would leave it locked, as that calls Python functions.
+        self._lock = RLock()
+        self._condition = Condition(self._lock)
         self._num_waiting = 0
 
     @property
@@ -181,7 +183,7 @@ class SharedPass:
 
     def position(self, num_steps: int) -> list[Any]:
         """Return the position of the pipeline, as plain data, after some steps that each replica got."""
-        with self._condition:
+        with self._lock:
             num_without_rows = sum(number for first, number in self._without_rows if first < num_steps)
             position = self._reader.position(self._first_step + num_steps + num_without_rows)
             return position.as_plain(self._reader.caller)
@@ -189,12 +191,12 @@ class SharedPass:
     @property
     def num_bytes_for_late(self) -> int:
         """The bytes that are queued for replicas that have not begun."""
-        with self._condition:
+        with self._lock:
             return sum(self._kept_for(lane) for lane in self._queues if lane not in self._begun)
 
     def begin(self, lane: int) -> bool:
         """Take part from the first step; return False if that step is gone."""
-        with self._condition:
+        with self._lock:
             if lane not in self._queues:
                 return False
             self._begun.add(lane)
@@ -202,7 +204,7 @@ class SharedPass:
 
     def leave(self, lane: int) -> None:
         """Stop taking part."""
-        with self._condition:
+        with self._lock:
             self._drop(lane)
             self._condition.notify_all()
             if self._is_over and not self._begun:
@@ -214,11 +216,11 @@ class SharedPass:
         """End the wait of another thread for parts of the replica, which gets no more."""
         self._woken.add(lane)
         # A thread that holds the lock because it reads checks `_woken` before it waits.
-        if self._condition.acquire(timeout=_WAKE_S):
+        if self._lock.acquire(timeout=_WAKE_S):
             try:
                 self._condition.notify_all()
             finally:
-                self._condition.release()
+                self._lock.release()
 
     def parts(self, lane: int) -> Iterator[StepSlice]:
         """Yield the parts of a replica in order; each part is of one block."""
@@ -232,7 +234,7 @@ class SharedPass:
 
     def drop_late(self) -> None:
         """Drop the parts that are queued for replicas that have not begun."""
-        with self._condition:
+        with self._lock:
             for lane in [lane_number for lane_number in self._queues if lane_number not in self._begun]:
                 self._drop(lane)
 
@@ -242,10 +244,10 @@ class SharedPass:
             if queue:
                 part = queue.popleft()
                 if self._num_waiting:
-                    with self._condition:
+                    with self._lock:
                         self._condition.notify_all()
                 return part
-            with self._condition:
+            with self._lock:
                 if queue:
                     continue
                 if lane in self._woken:
@@ -294,7 +296,7 @@ class SharedPass:
                 steps.ask(self._num_steps)
         except Exception as error:
             failure = error
-        with self._condition:
+        with self._lock:
             self._is_asking = False
             if failure is not None:
                 self._fail(failure)

@@ -38,7 +38,7 @@ class ReplicaCheckpoints:
     number
         The number of the replica.
     end
-        Returns whether the call is to end; None in the program's process.
+        Returns whether the call is to end; None if nothing ends it early.
     """
 
     def __init__(self, meet: Callable[[Collective, Any], Any], number: int, end: CallEnd | None) -> None:

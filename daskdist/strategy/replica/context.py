@@ -58,7 +58,7 @@ class ReplicaContext:
     device
         The name of the replica's device.
     end
-        Returns whether the call is to end; None in the program's process.
+        Returns whether the call is to end; None in the program's process, unless the function loops over a dataset.
     """
 
     def __init__(

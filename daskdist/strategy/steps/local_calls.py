@@ -13,14 +13,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
+from daskdist.config import seconds
 from daskdist.devices import DeviceStream, are_loaded, named
-from daskdist.errors import CollectiveError
+from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.collectives.call_threads import CALL_THREADS, CallInThread
 from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.group import Replica, named_replicas
 from daskdist.strategy.input.replica_iterator import replica_iterators
 from daskdist.strategy.input.replica_plans import ReplicaPlan
+from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.steps.call_on_replica import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.flat import unflattened_call
@@ -46,8 +49,9 @@ _MOST_IDLE: Final = 50
 class Calls:
     """A call of one function on every replica of this process.
 
-    The replicas begin one after the other, which is fastest for short calls: starting a thread takes longer. As soon as
-    a replica waits for the others, or the call runs at two checks in a row, all remaining replicas begin at once.
+    Loops over datasets begin on all replicas at once. In other calls the replicas begin one after the other, which is
+    fastest for short calls: starting a thread takes longer. As soon as a replica waits for the others, or the call runs
+    at two checks in a row, all remaining replicas begin at once.
 
     Parameters
     ----------
@@ -87,6 +91,9 @@ class Calls:
         self._threads: dict[int, CallInThread] = {}
         # Replicas from this number on have not begun.
         self._num_begun = 0
+        # The progress of loops over distributed datasets; None if the function gets none.
+        is_loop = any(type(leaf) is PerReplica and type(leaf.values[0]) is ReplicaPlan for leaf in leaves)
+        self._loops = _Loops(fn) if is_loop else None
         self._over: set[int] = set()
         self._rendezvous_of_all: Rendezvous | None = None
         self._warning_timer: threading.Timer | None = None
@@ -108,6 +115,10 @@ class Calls:
             _watch.add(self)
             try:
                 self._call_all()
+            except BaseException:
+                if self._loops is not None:
+                    self._loops.end.end("the call was interrupted")
+                raise
             finally:
                 _watch.discard(self)
         if self._warning_timer is not None:
@@ -119,6 +130,8 @@ class Calls:
             # Prefer a replica's own error to errors of others that waited for it.
             errors = [self._errors[number] for number in sorted(self._errors)]
             raise next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
+        if self._loops is not None:
+            self._loops.end.check()
         return self._results
 
     def running(self) -> list[int]:
@@ -131,6 +144,11 @@ class Calls:
             # Calls only queue work on GPUs. If replicas began one after the other, the last GPU would be idle
             # meanwhile.
             self.begin_rest()
+        elif self._loops is not None:
+            # Loops are long, and a limit holds for those in threads. The first one is made in this thread.
+            self._num_begun = 1
+            with contextlib.suppress(RuntimeError):
+                self.begin_rest()
         for number in range(self._size):
             with self._lock:
                 thread = self._threads.get(number)
@@ -139,20 +157,28 @@ class Calls:
                         # The other replicas need not begin.
                         self._num_begun = self._size
                         return
-                    self._num_begun = number + 1
+                    self._num_begun = max(self._num_begun, number + 1)
             if thread is None:
                 self._call(number)
             else:
                 self._join(thread, number)
 
     def _join(self, thread: CallInThread, number: int) -> None:
-        # A loop over a distributed dataset may take any time; what it waits for has a limit.
-        is_loop = any(type(leaf) is PerReplica and type(leaf.values[number]) is ReplicaPlan for leaf in self._leaves)
+        if self._loops is not None:
+            # Loops may take any time, for as long as they make progress.
+            while thread.is_alive() and not self._loops.end.is_over:
+                thread.join(_LOOK_EVERY_S)
+            return
         name = f"replica {number} in {getattr(self._fn, '__qualname__', self._fn)}"
-        for within_s in wait_intervals(name, "timeouts.loop" if is_loop else "timeouts.step"):
+        for within_s in wait_intervals(name, "timeouts.step"):
             thread.join(within_s)
             if not thread.is_alive():
                 return
+
+    def check_progress(self) -> None:
+        """End loops of which one makes no progress for longer than ``daskdist.timeouts.loop``."""
+        if self._loops is not None:
+            self._loops.check(self.running())
 
     def begin_rest(self) -> None:
         """Begin the calls on all replicas that have not begun."""
@@ -172,24 +198,25 @@ class Calls:
 
     def _call(self, number: int) -> None:
         replica = self._places[number]
-        context = ReplicaContext(number, self._size, self._strategy, self._rendezvous, self._store, replica.device)
+        end = None if self._loops is None else self._loops.begin(number)
+        context = ReplicaContext(number, self._size, self._strategy, self._rendezvous, self._store, replica.device, end)
         replica_leaves = [leaf.values[number] if type(leaf) is PerReplica else leaf for leaf in self._leaves]
         error: BaseException | str | None = None
         try:
             if True in [leaf is ABSENT for leaf in replica_leaves]:
                 self._results[number], error = ABSENT, SKIPPED
-            elif not self._streams and ReplicaPlan not in map(type, replica_leaves):
+            elif not self._streams and end is None:
                 # Without device streams and iterators, there is nothing to close.
                 args, kwargs = unflattened_call(self._treespec, replica_leaves)
                 self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
             else:
-                with (
-                    self._callers_stream(number),
-                    replica_iterators(replica_leaves, self._treespec, replica, number) as (args, kwargs),
-                ):
+                iterators = replica_iterators(replica_leaves, self._treespec, replica, number, end or CallEnd())
+                with self._callers_stream(number), iterators as (args, kwargs):
                     self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
         except BaseException as raised:
             error = self._errors[number] = raised
+            if end is not None and not isinstance(raised, Exception):
+                end.end("the call was interrupted")
         with self._lock:
             self._over.add(number)
             rendezvous = self._rendezvous_of_all
@@ -227,8 +254,35 @@ class Calls:
         return self._rendezvous_of_all
 
 
+class _Loops:
+    # The loops over distributed datasets of one call, which end if one of them makes no progress.
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.end = CallEnd()
+        self._name = getattr(fn, "__name__", type(fn).__name__)
+        self._begun_at: dict[int, float] = {}
+        self._progress = LoopProgress("it continues in its thread")
+        self._most_s = seconds("timeouts.loop")
+
+    def begin(self, number: int) -> CallEnd:
+        self._begun_at[number] = time.monotonic()
+        return self.end
+
+    def check(self, running: Sequence[int]) -> None:
+        idle = ("", 0.0, 0)
+        for number in running:
+            begun_at = self._begun_at.get(number, math.inf)
+            last_action, idle_s = self.end.last(number) or ("", time.monotonic() - begun_at)
+            if idle_s > idle[1]:
+                idle = last_action, idle_s, number
+        last_action, idle_s, number = idle
+        try:
+            self._progress.check(f"{self._name} of replica {number}", last_action, idle_s, self._most_s)
+        except ClusterError as error:
+            self.end.end(str(error))
+
+
 class _Watch:
-    """A watcher that begins the remaining replicas of long calls; its thread runs while there are calls."""
+    """A watcher of long calls, which begins their remaining replicas; its thread runs while there are calls."""
 
     def __init__(self) -> None:
         self._calls: set[Calls] = set()
@@ -266,6 +320,7 @@ class _Watch:
                     # If the system has no more threads, the replicas continue one after the other.
                     with contextlib.suppress(RuntimeError):
                         calls.begin_rest()
+                    calls.check_progress()
                 del calls
             if num_idle >= _MOST_IDLE:
                 with self._lock:

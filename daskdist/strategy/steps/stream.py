@@ -18,6 +18,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers.live_workers import LOGGED_AFTER_S, STILL_WAITED_FOR
 from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
 from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.steps.calls import RunningOnReplica
 
 logger: Final = logging.getLogger("daskdist")
@@ -78,9 +79,8 @@ class StepStream:
         self._is_silent = False
         # The running calls of its replicas, and the time of the question.
         self.running: list[RunningOnReplica] = []
-        # The seconds that a loop had made no progress when that was logged last; 0 if it was not.
-        self.logged_idle_s = 0.0
         self.running_at = self._asked_at
+        self.loop_progress = LoopProgress("it continues there, and delays later calls")
         # The number of calls of `run` that were sent so far.
         self.num_steps = 0
         # Calls up to this number were sent before this stream was opened, if at all to a lost worker at this address.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -18,10 +17,6 @@ from daskdist.strategy.steps.stream import StepStream
 # Seconds for which a call that runs too long is waited for more: by then its worker has reported it, and the error says
 # which one it is.
 _REPORTED_WITHIN_S: Final = 4.0
-# The seconds without progress of a loop after which a message is logged, and the most until the next one.
-_LOGGED_AFTER_S: Final = 30.0
-_LOGGED_EVERY_S: Final = 600.0
-logger: Final = logging.getLogger("daskdist")
 
 
 def names_of(records: Iterable[Record]) -> list[str]:
@@ -61,30 +56,13 @@ def check_running_calls(streams: Iterable[StepStream], under_way: Mapping[int, R
                     f"{name} has been running on {stream.address} for {running_s + since_s:.0f} s, which is longer "
                     "than daskdist.timeouts.step; it continues there, and delays later calls"
                 )
-        _check_progress(stream, *idle, idle_s)
+        replica, name, last_action = idle
+        where = f"{name} of replica {replica} on {stream.address}"
+        stream.loop_progress.check(where, last_action, idle_s, seconds("timeouts.loop"))
     if silent_s > most_s + _REPORTED_WITHIN_S and not is_loop:
         names = ", ".join(sorted(set(names_of(list(under_way.values()))))[:4])
         raise ClusterError(f"no call has ended for {silent_s:.0f} s, longer than daskdist.timeouts.step: {names}")
     return is_loop
-
-
-def _check_progress(stream: StepStream, replica: int, name: str, last_action: str, idle_s: float) -> None:
-    # Log that the loop of a replica makes no progress, and raise an error if that takes too long.
-    most_s, logged_s = seconds("timeouts.loop"), stream.logged_idle_s
-    if idle_s <= min(_LOGGED_AFTER_S, most_s / 2):
-        stream.logged_idle_s = 0.0
-        return
-    where = f"{name} of replica {replica} on {stream.address}"
-    last = f"its last one was {last_action}" if last_action else "it has made none"
-    if idle_s > most_s:
-        raise ClusterError(
-            f"{where} has taken no batch and made no collective operation or checkpoint for {idle_s:.0f} s, which is "
-            f"longer than daskdist.timeouts.loop; {last}; it continues there, and delays later calls"
-        )
-    if not logged_s or idle_s > logged_s + min(logged_s, _LOGGED_EVERY_S):
-        stream.logged_idle_s = idle_s
-        text = "waiting for the next batch, collective operation or end of %s for %.0f s, up to %g s (%s); %s"
-        logger.warning(text, where, idle_s, most_s, "daskdist.timeouts.loop", last)
 
 
 def worker_statuses(

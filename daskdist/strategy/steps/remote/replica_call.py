@@ -141,11 +141,11 @@ def call_replica(
 
         def services() -> WorkerServices:
             ask = partial(mailbox.ask_steps, (slot.token, step))
-            return WorkerServices(WorkerFetch(mailbox.worker), mailbox.step_counts, ask, end, slot.times)
+            return WorkerServices(WorkerFetch(mailbox.worker), mailbox.step_counts, ask, slot.times)
 
         context = slot.context(mailbox, step, end)
         if ReplicaPlan in map(type, arguments):
-            with replica_iterators(arguments, treespec, slot.replica, slot.number, services) as (args, kwargs):
+            with replica_iterators(arguments, treespec, slot.replica, slot.number, end, services) as (args, kwargs):
                 result = call_on_replica(results[0], args, kwargs, slot.replica, context)
         else:
             args, kwargs = treespec.unflatten(arguments)
