@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from daskdist.core import cardinality
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange
-from daskdist.ops.shard import ShardRows
+from daskdist.core.primitive import Arrange, ByCursor
+from daskdist.ops.shard import ShardCursor
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,8 @@ class Every(Transformation):
         return cardinality.divide(self.source.cardinality, self.step, drop_remainder=False)
 
     def lower(self, inputs):
-        return Arrange(inputs, ShardRows(self.step, 0), inputs[0].grouped, name=self.name)
+        rows = ByCursor(lambda source: ShardCursor(source, self.step, 0))
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 """,
     "daskdist/dataset.py": [
         ("from daskdist.ops.enumerate import Enumerate\n", "from daskdist.ops.every import Every\n"),

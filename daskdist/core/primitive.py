@@ -155,6 +155,16 @@ class Arrangement(Protocol):
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor: ...
 
 
+@dataclass(frozen=True)
+class ByCursor:
+    """Row arithmetic that needs only the input's cursor: ``cursor`` makes its own of that."""
+
+    cursor: Callable[[Cursor], Cursor]
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return self.cursor(inputs[0](epoch))
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """The unit of reading.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Cursor, Exhausted, Primitive
 from daskdist.core.selection.runs import Run
 from daskdist.errors import CardinalityError
 
@@ -30,17 +29,8 @@ class AssertCardinality(Transformation):
         return self.expected
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Arrange(inputs, CountRows(self.expected), inputs[0].grouped, name=self.name)
-
-
-@dataclass(frozen=True)
-class CountRows:
-    """Row arithmetic of ``assert_cardinality``."""
-
-    expected: int
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return CountCursor(inputs[0](epoch), self.expected)
+        rows = ByCursor(lambda source: CountCursor(source, self.expected))
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Cursor, Exhausted, NotReady, Primitive
 from daskdist.core.selection.runs import Run, RunQueue, group
 from daskdist.core.spec import ElementSpec
 
@@ -49,18 +48,8 @@ class Batch(Transformation):
         return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Arrange(inputs, BatchRows(self.batch_size, self.drop_remainder), inputs[0].grouped + 1, name=self.name)
-
-
-@dataclass(frozen=True)
-class BatchRows:
-    """Row arithmetic of ``batch``."""
-
-    batch_size: int
-    drop_remainder: bool
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return BatchCursor(inputs[0](epoch), self.batch_size, self.drop_remainder)
+        rows = ByCursor(lambda source: BatchCursor(source, self.batch_size, self.drop_remainder))
+        return Arrange(inputs, rows, inputs[0].grouped + 1, name=self.name)
 
 
 @dataclass

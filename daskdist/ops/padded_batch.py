@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Bundle
-from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
+from daskdist.core.primitive import Arrange, ByCursor, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, Shape, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import ArgumentError, StackError
-from daskdist.ops.batch import Batch, BatchRows
+from daskdist.ops.batch import Batch, BatchCursor
 from daskdist.ops.ragged_batch import columns_of, leaf_of, no_datasets, of_one_kind
 
 
@@ -152,7 +152,7 @@ class PaddedBatch(Batch):
         return self.padding.spec(self.source.spec, self.batch_size if self.drop_remainder else None)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = BatchRows(self.batch_size, self.drop_remainder)
+        rows = ByCursor(lambda source: BatchCursor(source, self.batch_size, self.drop_remainder))
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
         return Compute(batches, PadRows(self.padding), self.name, factor=1, unstacked=True)
 

@@ -12,12 +12,12 @@ from daskdist.core.arguments import number_dtype
 from daskdist.core.block import Batches, Block, Bundle, with_empty_alike
 from daskdist.core.block import stack as stack_leaves
 from daskdist.core.node import Node, Transformation
-from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
+from daskdist.core.primitive import Arrange, ByCursor, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged, ragged_of_dense
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec, known_spec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, StackError
-from daskdist.ops.batch import Batch, BatchRows
+from daskdist.ops.batch import Batch, BatchCursor
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class RaggedBatch(Batch):
         return isinstance(leaf, RaggedRowSpec) if self.is_of_rows else is_ragged(leaf)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = BatchRows(self.batch_size, self.drop_remainder)
+        rows = ByCursor(lambda source: BatchCursor(source, self.batch_size, self.drop_remainder))
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
         ragged_leaves = None if self.element_spec is None else tuple(map(self._is_ragged, self.element_spec.leaves))
         function = RaggedRows(ragged_leaves, np.dtype(self.row_splits_dtype))

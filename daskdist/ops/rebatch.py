@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
+from daskdist.core.primitive import Arrange, ByCursor, Compute, Cursor, Exhausted, Primitive, gathered
 from daskdist.core.selection.runs import Run, RunQueue, group
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, SpecUnknown, known_spec
 from daskdist.errors import ArgumentError
@@ -61,7 +60,8 @@ class Rebatch(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = gathered(ungrouped(inputs[0]))
-        batches = Arrange((rows,), RebatchRows(self.sizes, self.drop_remainder), grouped=1, name=self.name)
+        rebatched = ByCursor(lambda source: RebatchCursor(source, self.sizes, self.drop_remainder))
+        batches = Arrange((rows,), rebatched, grouped=1, name=self.name)
         spec = known_spec(self.source)
         if spec is not None:
             leaves = row_spec(self.name, spec).leaves
@@ -70,17 +70,6 @@ class Rebatch(Transformation):
                 return Compute(batches, RaggedRows(is_ragged, np.dtype(np.int64)), self.name, factor=1, unstacked=True)
         # Empty batches need gathering: a gathered batch without rows is an element like others.
         return batches if all(self.sizes) else gathered(batches)
-
-
-@dataclass(frozen=True)
-class RebatchRows:
-    """Row arithmetic of ``rebatch``."""
-
-    sizes: tuple[int, ...]
-    drop_remainder: bool
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return RebatchCursor(inputs[0](epoch), self.sizes, self.drop_remainder)
 
 
 @dataclass

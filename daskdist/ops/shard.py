@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Node, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Cursor, Primitive
 from daskdist.core.selection.runs import Run
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.sharding import SHARD_HINT
@@ -70,19 +69,8 @@ class Shard(Transformation):
                 "distributed; iterate over strategy.distribute_dataset(dataset.with_options("
                 "Options(auto_shard_policy='hint'))), or use shard(num_shards, index) with numbers"
             )
-        rows = ShardRows(self.num_shards, self.index)
+        rows = ByCursor(lambda source: ShardCursor(source, self.num_shards, self.index))
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name, is_counted=self.is_worker_share)
-
-
-@dataclass(frozen=True)
-class ShardRows:
-    """Row arithmetic of ``shard``."""
-
-    num_shards: int
-    index: int
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return ShardCursor(inputs[0](epoch), self.num_shards, self.index)
 
 
 @dataclass

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Cursor, Primitive
 from daskdist.core.selection.runs import Run
-from daskdist.ops.take import TakeRows
+from daskdist.ops.take import TakeCursor
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,18 +33,8 @@ class Skip(Transformation):
         return cardinality.beyond(self.source.cardinality, self.count)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        arrangement = TakeRows(0) if self.count < 0 else SkipRows(self.count)
-        return Arrange(inputs, arrangement, inputs[0].grouped, name=self.name)
-
-
-@dataclass(frozen=True)
-class SkipRows:
-    """Row arithmetic of ``skip``."""
-
-    count: int
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return SkipCursor(inputs[0](epoch), self.count)
+        rows = ByCursor(lambda source: TakeCursor(source, 0) if self.count < 0 else SkipCursor(source, self.count))
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 
 @dataclass

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive, gathered
+from daskdist.core.primitive import Arrange, ByCursor, Compute, Cursor, Primitive, gathered
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -71,23 +70,14 @@ class SplitBatches(Transformation):
         # Batches that are not gathered yet are cut by arithmetic, and each piece is gathered on its worker. Batches
         # that a function returned are cut where they are.
         if inputs[0].grouped and not self.is_whole:
-            return Arrange(inputs, SplitBatchesArrangement(self.num_pieces), inputs[0].grouped, name=self.name)
+            pieces = ByCursor(lambda source: SplitBatchesCursor(source, self.num_pieces))
+            return Arrange(inputs, pieces, inputs[0].grouped, name=self.name)
         return Compute(gathered(inputs[0]), SplitBatchesRows(self.num_pieces), "split_batches", factor=self.num_pieces)
-
-
-@dataclass(frozen=True)
-class SplitBatchesArrangement:
-    """Row arithmetic that cuts batches which are not gathered yet."""
-
-    num_pieces: int
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return SplitBatchesCursor(inputs[0](epoch), self.num_pieces)
 
 
 @dataclass
 class SplitBatchesCursor:
-    """A cursor of pieces, without state."""
+    """A cursor of the pieces of batches that are not gathered yet, without state."""
 
     source: Cursor
     num_pieces: int

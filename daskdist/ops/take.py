@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Cursor, Exhausted, Primitive
 from daskdist.core.selection.runs import Run
 
 
@@ -33,17 +32,8 @@ class Take(Transformation):
         return cardinality.at_most(self.source.cardinality, self.count)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return inputs[0] if self.count < 0 else Arrange(inputs, TakeRows(self.count), inputs[0].grouped, name=self.name)
-
-
-@dataclass(frozen=True)
-class TakeRows:
-    """Row arithmetic of ``take``."""
-
-    count: int
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return TakeCursor(inputs[0](epoch), self.count)
+        rows = ByCursor(lambda source: TakeCursor(source, self.count))
+        return inputs[0] if self.count < 0 else Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 
 @dataclass

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
+from daskdist.core.primitive import Arrange, ByCursor, Cursor, Exhausted, Fact, Primitive, gathered
 from daskdist.core.selection.runs import Run
 from daskdist.core.vectorize.apply import Vectorised
 from daskdist.ops.filter import FilterRows
@@ -32,20 +31,12 @@ class TakeWhile(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         mask = FilterRows(self.predicate, Vectorised(self.predicate)).mask
         holds = Fact(gathered(inputs[0]), mask, self.name)
-        return Arrange((holds,), TakeWhileRows(), grouped=0, name=self.name)
-
-
-@dataclass(frozen=True)
-class TakeWhileRows:
-    """Row arithmetic of ``take_while``; its input is a stream with the predicate's value for each element."""
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return TakeWhileCursor(inputs[0](epoch))
+        return Arrange((holds,), ByCursor(TakeWhileCursor), grouped=0, name=self.name)
 
 
 @dataclass
 class TakeWhileCursor:
-    """A cursor that ends after the predicate was False; ``is_over`` is True then."""
+    """A cursor that ends after the predicate, a fact about each element, was False; ``is_over`` is True then."""
 
     source: Cursor
     is_over: bool = False

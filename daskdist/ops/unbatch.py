@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Node, Transformation
-from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Compute, Cursor, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.runs import Run
@@ -69,7 +68,8 @@ def num_in_groups(node: Node) -> int:
 def ungrouped(primitive: Primitive, factor: int | None = None) -> Primitive:
     """Return the stream of the rows of each element; ``factor`` is their number per element, if known."""
     if primitive.grouped:
-        return Arrange((primitive,), UngroupRows(), primitive.grouped - 1, name="unbatch", on_stacked=unbatch_rows)
+        rows = ByCursor(UngroupCursor)
+        return Arrange((primitive,), rows, primitive.grouped - 1, name="unbatch", on_stacked=unbatch_rows)
     return Compute(primitive, unbatch_rows, "unbatch", factor=factor)
 
 
@@ -97,17 +97,9 @@ def row_spec(operation: str, spec: ElementSpec) -> ElementSpec:
     return spec.with_leaves(rows)
 
 
-@dataclass(frozen=True)
-class UngroupRows:
-    """Row arithmetic that returns the elements of batches which are not gathered yet."""
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return UngroupCursor(inputs[0](epoch))
-
-
 @dataclass
 class UngroupCursor:
-    """A cursor of rows, without state."""
+    """A cursor of the rows of batches that are not gathered yet, without state."""
 
     source: Cursor
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Rows
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
+from daskdist.core.primitive import Arrange, ByCursor, Cursor, Fact, Primitive, gathered
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import known_spec
@@ -40,7 +39,7 @@ class Unique(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         keys = Fact(gathered(inputs[0]), keys_of, self.name)
-        return Arrange((keys,), UniqueRows(), grouped=0, name=self.name)
+        return Arrange((keys,), ByCursor(UniqueCursor), grouped=0, name=self.name)
 
 
 def keys_of(rows: Rows) -> Any:
@@ -75,17 +74,9 @@ def _digest(leaves: tuple[Any, ...]) -> bytes:
     return digest.digest()
 
 
-@dataclass(frozen=True)
-class UniqueRows:
-    """Row arithmetic of ``unique``; its input is a stream with each element's key."""
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return UniqueCursor(inputs[0](epoch))
-
-
 @dataclass
 class UniqueCursor:
-    """A cursor of new elements; ``seen`` has the keys so far."""
+    """A cursor of new elements, of a source with each element's key; ``seen`` has the keys so far."""
 
     source: Cursor
     seen: set[Any] = field(default_factory=set)

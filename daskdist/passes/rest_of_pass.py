@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.node import Node
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.core.selection.skipping import advance
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec
-from daskdist.ops.batch import BatchRows
-from daskdist.ops.split_batches import SplitBatchesArrangement
+from daskdist.ops.batch import BatchCursor
+from daskdist.ops.split_batches import SplitBatchesCursor
 from daskdist.ops.unbatch import ungrouped
 
 
@@ -174,15 +174,17 @@ def rest_of(
         The spec of a batch.
     """
     rest = Arrange(tuple(streams), RestOfStreams(section), streams[0].grouped, name="rest")
-    if layout.batch_size is None or not _stack(spec):
+    batch_size = layout.batch_size
+    if batch_size is None or not _stack(spec):
         return rest, ()
     rows = ungrouped(rest)
-    batches = BatchRows(layout.batch_size, layout.drops_remainder)
+    batches = ByCursor(lambda source: BatchCursor(source, batch_size, layout.drops_remainder))
     grouped: Primitive = Arrange((rows,), batches, rows.grouped + 1, name="batch")
     num_replicas = sum(layout.num_replicas)
     if num_replicas == 1:
         return grouped, (0, 0)
-    return Arrange((grouped,), SplitBatchesArrangement(num_replicas), grouped.grouped, name="split_batches"), (0, 0, 0)
+    pieces = ByCursor(lambda source: SplitBatchesCursor(source, num_replicas))
+    return Arrange((grouped,), pieces, grouped.grouped, name="split_batches"), (0, 0, 0)
 
 
 def _stack(spec: ElementSpec) -> bool:
