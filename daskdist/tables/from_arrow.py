@@ -229,8 +229,9 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _is_view(kind: Any) -> bool:
-    # Return whether it is a list view; by name, because older versions of Arrow lack these types.
-    return str(kind).startswith(("list_view<", "large_list_view<"))
+    import pyarrow as pa
+
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _stored_as(kind: Any) -> Any:

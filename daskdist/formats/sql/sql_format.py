@@ -258,8 +258,7 @@ class Sql:
         named_schema, _, name = self.table.rpartition(".")
         relations = [Relation(self.table, None, None)] + ([Relation(name, named_schema, None)] if named_schema else [])
         for candidate in relations:
-            schema = candidate.schema
-            if inspector.has_table(candidate.name, schema) or candidate.name in _views(inspector, schema):
+            if inspector.has_table(candidate.name, candidate.schema):
                 return candidate
         raise FileError(
             f"{path}: no table {self.table!r}; there are {_named(inspector.get_table_names())}. Give the name of one, "
@@ -344,7 +343,8 @@ class Sql:
         if index is None and key:
             index = key[0]
         if index in (None, _ROW) and _ROW not in kinds:
-            has_rows = connection.dialect.name == "sqlite" and relation.name not in _views(inspector, relation.schema)
+            is_view = relation.name in inspector.get_view_names(relation.schema)
+            has_rows = connection.dialect.name == "sqlite" and not is_view
             if index == _ROW and not has_rows:
                 raise ArgumentError(f"read_sql: {relation.label} has no {_ROW}; only tables of SQLite do")
             index = _ROW if has_rows else None
@@ -426,14 +426,6 @@ def nothing_of(dtype: Any) -> Any:
 def is_query(text: str) -> bool:
     """Return whether a text is a query rather than the name of a table."""
     return _QUERY.match(text) is not None
-
-
-def _views(inspector: Any, schema: str | None) -> list[str]:
-    views: list[str] = inspector.get_view_names(schema)
-    try:
-        return [*views, *inspector.get_materialized_view_names(schema)]
-    except NotImplementedError:
-        return views
 
 
 def _named(names: Sequence[str]) -> str:
