@@ -37,7 +37,7 @@ def summary(figures: DashboardFigures) -> str:
         sections.append(Section("shares", parts, "What the replicas spend their time on now"))
     elif not replicas:
         sections.append(Section("text", "No strategy uses this cluster."))
-    return page("daskdist", facts, sections) or ""
+    return page("daskdist", facts, sections)
 
 
 def details(figures: DashboardFigures) -> str:
@@ -54,7 +54,7 @@ def details(figures: DashboardFigures) -> str:
         sections.append(_limited("Lost workers", _lost(figures), figures.num_lost))
     if jobs := figures.jobs():
         sections.append(_limited("Jobs of the data service", _jobs(jobs[-_MOST_ROWS:]), len(jobs)))
-    return (page("", [], sections) or "") if sections else ""
+    return page("", [], sections) if sections else ""
 
 
 def _limited(title: str, table: PageTable, num_rows: int) -> Section:

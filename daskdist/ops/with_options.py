@@ -182,6 +182,15 @@ def _bool(name: str) -> Callable[[object], bool]:
     return checked
 
 
+def _one_of(name: str, *choices: str) -> Callable[[object], str]:
+    def checked(value: object) -> str:
+        if value not in choices:
+            raise ArgumentError(f"Options: {name} is {value!r}; give {' or '.join(map(repr, choices))}")
+        return str(value)
+
+    return checked
+
+
 def _bytes(value: object) -> int:
     try:
         number = parse_bytes(value)
@@ -190,48 +199,24 @@ def _bytes(value: object) -> int:
     return whole_number("Options", "memory_budget_bytes", int(number), at_least=1)
 
 
-def _on_error(value: object) -> str:
-    if value not in ("raise", "skip"):
-        raise ArgumentError(f"Options: on_error is {value!r}; give 'raise' or 'skip'")
-    return str(value)
-
-
-def _python_numbers(value: object) -> str:
-    if value not in ("numpy", "tensorflow"):
-        raise ArgumentError(f"Options: python_numbers is {value!r}; give 'numpy' or 'tensorflow'")
-    return str(value)
-
-
 def _num_processes(value: object) -> int | str:
     if value == "auto":
         return "auto"
     return whole_number("Options", "num_processes", value, at_least=1)
 
 
-def _last_batch(value: object) -> str:
-    if value not in ("keep_empty", "skip_empty"):
-        raise ArgumentError(f"Options: last_batch is {value!r}; give 'keep_empty' or 'skip_empty'")
-    return str(value)
-
-
-def _balance(value: object) -> str:
-    if value not in ("files", "bytes"):
-        raise ArgumentError(f"Options: balance is {value!r}; give 'files' or 'bytes'")
-    return str(value)
-
-
 _CHECKS: Final[dict[str, Any]] = {
     "auto_shard_policy": policy_of,
-    "balance": _balance,
+    "balance": _one_of("balance", "files", "bytes"),
     "deterministic": _bool("deterministic"),
     "drop_uneven": _bool("drop_uneven"),
-    "last_batch": _last_batch,
+    "last_batch": _one_of("last_batch", "keep_empty", "skip_empty"),
     "locations": Locations.of,
     "memory_budget_bytes": _bytes,
     "num_processes": _num_processes,
     "num_threads": lambda value: whole_number("Options", "num_threads", value, at_least=1),
-    "on_error": _on_error,
-    "python_numbers": _python_numbers,
+    "on_error": _one_of("on_error", "raise", "skip"),
+    "python_numbers": _one_of("python_numbers", "numpy", "tensorflow"),
     "seed": lambda value: whole_number("Options", "seed", value),
     "shuffle_on_device": _bool("shuffle_on_device"),
     "vectorize": _bool("vectorize"),
