@@ -21,7 +21,7 @@ from daskdist.core.selection.shuffle_buffer import (
     Draws,
     RowBuffer,
     buffer_of,
-    buffer_of_numbers,
+    buffer_of_places,
 )
 
 # The most draws of one call: few enough for the cache, enough to share the cost of a call.
@@ -29,8 +29,6 @@ _DRAWS = 65_536
 _DRAWN_BYTES = 2**20
 # The number of draws for each slot that are made again at a time; after 16, hardly any slot is left.
 _GOING_BACK = 6
-# The table of the elements that are needed after a resume has at most so many entries, as a power of 2.
-_TABLE_BITS = 18
 # The most elements of the buffer that come last in an order drawn from all orders; more come in one that is computed
 # where it is needed, which is faster.
 _MOST_DRAWN = 65_536
@@ -116,7 +114,7 @@ class ShuffleCursor:
     next_point: int = field(default_factory=lambda: 2 * _DRAWS)
 
     def skip(self, num_elements: int) -> int:
-        """Skip draws: those that stay in the buffer are found by number, and of the others nothing is pulled."""
+        """Skip draws: those that stay in the buffer are found by number, and of the others nothing is read."""
         size = self.buffer_size
         lengths = self.context.lengths()
         if lengths:
@@ -124,7 +122,11 @@ class ShuffleCursor:
         if num_elements <= 0:
             return 0
         numbers = self._occupants(num_elements)
-        self.buffer = buffer_of_numbers(self._pull_numbers(numbers, size + num_elements), numbers)
+        first = self.num_elements = self.source.skip(int(numbers.min()))  # type: ignore[attr-defined]
+        num_pulled = size + num_elements - first
+        self.waiting.fill(self._pull_source, num_pulled)
+        numbers -= first
+        self.buffer = buffer_of_places(self.waiting.pop(num_pulled), numbers)
         return num_elements
 
     def _occupants(self, num_draws: int) -> Index:
@@ -153,26 +155,6 @@ class ShuffleCursor:
             # If a slot is drawn several times, the last draw counts.
             occupants[slots] = np.arange(size + start, size + start + len(slots), dtype=dtype)
         return occupants, first
-
-    def _pull_numbers(self, numbers: Index, stop: int) -> list[tuple[int, Run]]:
-        # Return the runs that contain the elements of some numbers, each with the number of its first element; elements
-        # from ``stop`` on are kept for later.
-        start = int(numbers.min())
-        # The table has an entry for each number, or if there are many, for several consecutive ones.
-        shift = max((stop - start).bit_length() - _TABLE_BITS, 0)
-        is_needed = np.zeros(((stop - start) >> shift) + 1, bool)
-        is_needed[(numbers - start) >> shift] = True
-        self.num_elements = self.source.skip(start)  # type: ignore[attr-defined]
-        parts: list[tuple[int, Run]] = []
-        while self.num_elements < stop:
-            first, run = self.num_elements, self._pull_source()
-            if self.num_elements > stop:
-                self.waiting.push(run[stop - first :])
-                run = run[: stop - first]
-            last = first + len(run) - 1
-            if last >= start and is_needed[max(first - start, 0) >> shift : ((last - start) >> shift) + 1].any():
-                parts.append((first, run))
-        return parts
 
     def _pull_source(self) -> Run:
         if self.failure is not None:

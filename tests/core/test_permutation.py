@@ -21,6 +21,7 @@ from daskdist.core.selection import lazy_shuffle, permutation
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.lazy_shuffle import LazyPermutation, ShuffledSelection, shuffled
+from daskdist.core.selection.numbered_rows import NumberedSelection
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import concat, group
@@ -166,6 +167,12 @@ def scattered(sizes):
     return Selection(refs, rows[mixed], block_index[mixed])
 
 
+def numbered(sizes):
+    rows = in_stretches(sizes)
+    places = np.random.default_rng(3).permutation(sum(sizes[:-1]))[:40]
+    return NumberedSelection.of_places(rows.blocks, rows.intervals, places)
+
+
 SOURCES = {
     "a block": lambda: Selection.whole(blocks([50])[0]),
     "a part of one": lambda: Selection.whole(blocks([50])[0])[7:43],
@@ -173,6 +180,7 @@ SOURCES = {
     "with a short last": lambda: in_stretches([16, 16, 3]),
     "with a long last": lambda: in_stretches([16, 16, 30]),
     "blocks of any size": lambda: in_stretches([16, 20, 9, 30]),
+    "some rows by numbers": lambda: numbered([16, 20, 9, 30, 7]),
     "rows as they come": lambda: scattered([16, 20, 9]),
     "rows of one block": lambda: Selection(blocks([50]), np.arange(49, -1, -2)),
 }

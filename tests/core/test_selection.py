@@ -15,6 +15,7 @@ from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups, WindowGroups
+from daskdist.core.selection.numbered_rows import NumberedSelection
 from daskdist.core.selection.rows import IntervalSelection, Selection, WindowSelection, places_by_value
 from daskdist.core.selection.runs import RunQueue, concat, group
 from daskdist.core.selection.windows import BlockWindows
@@ -91,13 +92,17 @@ def selections(draw):
     else:
         run = concat([Selection.whole(ref) for ref in draw(refs())])
         expected = rows_of(run)
-    for step in draw(st.lists(st.sampled_from(["slice", "take", "double", "drop"]), max_size=4)):
+    for step in draw(st.lists(st.sampled_from(["slice", "take", "number", "double", "drop"]), max_size=4)):
         if step == "slice":
             start, stop = sorted((draw(st.integers(0, len(run))), draw(st.integers(0, len(run)))))
             run, expected = run[start:stop], expected[start:stop]
         elif step == "take" and len(run):
             index = np.array(draw(st.lists(st.integers(0, len(run) - 1), min_size=1, max_size=12)))
             run, expected = run.take(index), [expected[k] for k in index]
+        elif step == "number" and len(run) and run.intervals is not None:
+            index = np.array(draw(st.lists(st.integers(0, len(run) - 1), min_size=1, max_size=12)))
+            run = NumberedSelection.of_places(run.blocks, run.intervals, index)
+            expected = [expected[k] for k in index]
         elif step == "double":
             run, expected = concat([run, run]), expected * 2
         elif step == "drop":
@@ -135,6 +140,21 @@ def test_spans_are_slices(made, data):
     actual = run.spans(starts, stops)
     assert rows_of(actual) == [row for start, stop in spans for row in expected[start:stop]]
     assert rows_of(pickle.loads(pickle.dumps(actual))) == rows_of(actual)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+@pytest.mark.parametrize("last", [0, 1, 3])
+def test_blocks_of_few_of_many_numbered_rows_are_kept(first, last):
+    # Some of the numbers show that the large block is used. Whether small ones are, is found by the others.
+    refs = [BlockRef(block(10**6 * number, length), length) for number, length in enumerate([1, 1, 3, 10**6, 3, 1, 1])]
+    run = concat([Selection.whole(ref) for ref in refs])
+    index = np.random.default_rng(0).permutation(np.arange(first, len(run) - last))[:500_000]
+    index[100_003] = first
+    index[200_003] = len(run) - last - 1
+    rows = NumberedSelection.of_places(run.blocks, run.intervals, index)
+    assert rows.blocks == run.take(index).without_unused().blocks
+    some = np.array([100_003, 0, 200_003])
+    assert rows_of(rows.take(some)) == rows_of(run.take(index[some]))
 
 
 def test_long_ranges_are_pickled_as_a_few_numbers():

@@ -204,6 +204,15 @@ def test_pipelines_continue_from_every_position(name, sizes, caller):
         check_every_position(PIPELINES[name], caller)
 
 
+@pytest.mark.parametrize("caller", [Synchronous, Threads])
+@pytest.mark.parametrize("name", ["shuffle", "filter", "concatenate", "interleave of streams", "unbatch of batches"])
+def test_large_buffers_continue_from_every_position(name, caller, monkeypatch):
+    # The order of the elements that come last is computed as that of many.
+    monkeypatch.setattr(shuffle, "_MOST_DRAWN", 2)
+    with dask.config.set(SMALL):
+        check_every_position(PIPELINES[name], caller)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("name", "budget_bytes", "caller"),

@@ -24,6 +24,7 @@ from daskdist.core.selection import lazy_shuffle, permutation
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.lazy_shuffle import shuffled
+from daskdist.core.selection.numbered_rows import NumberedSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import concat
 from daskdist.core.structure import LONE
@@ -354,6 +355,7 @@ def test_rows_of_any_blocks_are_gathered_on_the_device(
         concat([whole[1], whole[3], whole[2][5:40], whole[0]]),
         concat(whole).take(rng.permutation(138)[:80]),
         Selection(refs[:1], rng.permutation(30)),
+        NumberedSelection.of_places(tuple(refs), concat(whole).to_intervals(), rng.permutation(138)[:80]),
         concat([whole[2], whole[2]]),
     ):
         order = shuffled(rows, rng)
@@ -362,7 +364,7 @@ def test_rows_of_any_blocks_are_gathered_on_the_device(
             chosen = [block.handle for block in run.flat.blocks]
             actual, expected = made(chosen, Picks.of(run)), gather(chosen, Picks.of(run))
             _assert_same([[actual.item(k)] for k in range(2)], [[expected.item(k)] for k in range(2)])
-    assert len(parts) == 7 * 3
+    assert len(parts) == 8 * 3
     # Each of the four blocks is uploaded once.
     assert made.num_uploads == 4
 

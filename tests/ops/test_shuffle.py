@@ -18,7 +18,8 @@ from daskdist.core.dataset_base import node_of
 from daskdist.core.node import lower
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
-from daskdist.core.selection.shuffle_buffer import Draws, buffer_of_numbers, in_ascending_order
+from daskdist.core.selection.runs import concat
+from daskdist.core.selection.shuffle_buffer import Draws, buffer_of_places
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous
@@ -34,6 +35,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 def ints(ds):
     return [int(element) for element in ds]
+
+
+def elements_of(rows):
+    """Return the handle of the block and the row number of each row."""
+    handles = [rows.blocks[place].handle for place in rows.places]
+    return list(zip(handles, rows.row_numbers.tolist(), strict=True))
 
 
 @given(st.data(), st.integers(1, 12))
@@ -294,26 +301,21 @@ def test_order_on_a_cluster(client):
     assert np.concatenate(steps).tolist() == shuffled(list(range(200)), 64, 9, epoch=(0,))
 
 
-@pytest.mark.parametrize("distances", [1, 3, 50])
-def test_numbers_are_brought_into_ascending_order(distances):
-    rng = np.random.default_rng(distances)
-    numbers = rng.permutation(np.cumsum(rng.integers(1, distances + 1, size=1000)) + 7)
-    ascending, places = in_ascending_order(numbers)
-    np.testing.assert_array_equal(ascending, np.sort(numbers))
-    np.testing.assert_array_equal(numbers[places], ascending)
-
-
-@pytest.mark.parametrize("lengths", [[1000], [64, 256, 70_000, 200_000], [1, 1, 1, 300_000, 2, 1, 90_000], [40] * 400])
-def test_a_buffer_of_numbers_has_the_rows_of_those_numbers(lengths):
-    rng, first, parts, expected = np.random.default_rng(len(lengths)), 11, [], []
-    for place, length in enumerate(lengths):
-        skipped = 3 * (place == 0 and length > 3)
-        parts.append((first, Selection((BlockRef(place, length + skipped),), range(skipped, length + skipped))))
-        expected += [(place, row) for row in range(skipped, length + skipped)]
-        first += length
-    at = rng.choice(len(expected), min(len(expected), 5000), replace=False)
-    at = at[at < len(expected) - lengths[-1] // 2]
-    for mixed in (parts, [(parts[0][0], parts[0][1].take(np.arange(lengths[0]))), *parts[1:]]):
-        rest = buffer_of_numbers(mixed, (at + 11).astype(np.int32)).rest()
-        blocks = [rest.blocks[place].handle for place in rest.places]
-        assert list(zip(blocks, rest.row_numbers.tolist(), strict=True)) == [expected[place] for place in at]
+@pytest.mark.parametrize("lengths", [[1000], [61, 259, 70_003, 200_000], [1, 1, 1, 300_000, 2, 1, 90_000], [40] * 400])
+@pytest.mark.parametrize("are_intervals", [True, False])
+def test_a_buffer_of_places_has_the_rows_at_those_places(lengths, are_intervals):
+    rng = np.random.default_rng(len(lengths))
+    refs = [BlockRef(place, length + 3) for place, length in enumerate(lengths)]
+    run = concat([Selection.whole(ref)[3:] for ref in refs])
+    expected = [(place, row) for place, length in enumerate(lengths) for row in range(3, length + 3)]
+    bounds = np.cumsum(lengths)[:-1]
+    some = rng.choice(len(expected) - lengths[-1] // 2, min(len(expected) // 2, 5000))
+    places = rng.permutation(np.unique(np.concatenate([some, bounds - 1, bounds])))
+    buffer = buffer_of_places(run if are_intervals else run.take(np.arange(len(run))), places)
+    assert elements_of(buffer.rest()) == [expected[place] for place in places]
+    # The first exchange stores the rows in another form.
+    drawn = buffer.exchange(Draws.of(np.array([7, 7]), len(places)), Selection.whole(BlockRef("new", 2)))
+    assert elements_of(drawn) == [expected[places[7]], ("new", 0)]
+    rest = [expected[place] for place in places]
+    rest[7] = ("new", 1)
+    assert elements_of(buffer.rest()) == rest

@@ -10,6 +10,7 @@ import numpy as np
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import Index, RowIntervals
+from daskdist.core.selection.numbered_rows import NumberedRows, NumberedSelection
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run
@@ -26,14 +27,14 @@ class LazyPermutation:
     Parameters
     ----------
     rows, block_index
-        The rows before shuffling, as in a `Selection` or as intervals.
+        The rows before shuffling, as in a `Selection`, as intervals or by numbers.
     order
         The order of all rows.
     places
         The part of the order, as intervals (without blocks).
     """
 
-    rows: range | Index | RowIntervals
+    rows: range | Index | RowIntervals | NumberedRows
     block_index: Index | None
     order: Permutation
     places: RowIntervals
@@ -66,7 +67,7 @@ class LazyPermutation:
         return replace(self, places=self.places.spans(starts, stops))
 
     def _rows_at(self, places: Index) -> tuple[Index, Index | None]:
-        if isinstance(self.rows, RowIntervals):
+        if isinstance(self.rows, (RowIntervals, NumberedRows)):
             return self.rows.locate(places)
         if isinstance(self.rows, range):
             return places + self.rows.start if self.rows.start else places, None
@@ -169,6 +170,8 @@ def shuffled(run: Run, rng: np.random.Generator, most_drawn: int | None = None) 
     if order.table is not None or isinstance(run, Groups):
         return run.take(order.between(0, len(run)))
     places = RowIntervals(np.zeros(1, np.intp), np.zeros(1, np.int64), np.array([0, len(run)]))
+    if isinstance(run, NumberedSelection):
+        return ShuffledSelection(run.blocks, LazyPermutation(run.numbered, None, order, places))
     if run.intervals is not None and not run.is_range:
         return ShuffledSelection(run.blocks, LazyPermutation(run.intervals, None, order, places))
     return ShuffledSelection(run.blocks, LazyPermutation(run.rows, run.block_index, order, places))

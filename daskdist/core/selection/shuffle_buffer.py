@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,12 @@ import numpy as np
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.numbered_rows import NumberedSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run
 
 # The number of rows to process together.
 _AT_ONCE = 65_536
-# The table of `_parts_by_number` has at most so many entries, as a power of 2.
-_TABLE_BITS = 16
-# The size of the table of `in_ascending_order` for each number, which bounds its memory.
-_NUMBERS_PER_ITEM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +75,6 @@ class RowBuffer:
         self._place_of: dict[int, int] = {}
         self._codes: Index = np.zeros(0, np.int64)
 
-    @classmethod
-    def of_parts(cls, parts: Sequence[tuple[Selection, Index]]) -> RowBuffer:
-        """Create a buffer of rows, each part of which has the slots of its rows."""
-        buffer = cls(parts[0][0])
-        buffer._rows, buffer._codes = None, np.empty(sum(len(slots) for _, slots in parts), np.int64)
-        for rows, slots in parts:
-            buffer._codes[slots] = buffer._coded(rows)
-        return buffer
-
-    @classmethod
-    def of_numbers(cls, parts: Sequence[tuple[int, Selection]], numbers: Index) -> RowBuffer | None:
-        """Create a buffer of the rows of some numbers; None unless each part is a range of one block.
-
-        As the rows need not be ordered, this takes a third of the time of `of_parts`.
-        """
-        if not all(rows.is_range and len(rows.blocks) == 1 for _, rows in parts):
-            return None
-        parts_of = _parts_by_number(numbers, np.array([first for first, _ in parts]))
-        buffer = cls(parts[0][1])
-        before = np.array(
-            [(buffer._place(rows.blocks[0]) << 32) + rows.rows[0] - first for first, rows in parts], np.int64
-        )
-        buffer._rows, buffer._codes = None, np.empty(len(numbers), np.int64)
-        # Few at a time stay in the processor's cache.
-        for start in range(0, len(numbers), _AT_ONCE):
-            some = numbers[start : start + _AT_ONCE]
-            np.add(before.take(parts_of(some)), some, out=buffer._codes[start : start + _AT_ONCE])
-        return buffer
-
     def __len__(self) -> int:
         return len(self._codes if self._rows is None else self._rows)
 
@@ -145,6 +113,9 @@ class RowBuffer:
     def _coded(self, rows: Selection) -> Index:
         # Encode a row as one number, the index of the block in the high bits: half as much data to move.
         places = np.array([self._place(ref) for ref in rows.blocks], np.int64) << 32
+        if isinstance(rows, NumberedSelection):
+            numbered = rows.numbered
+            return numbered.rows_from(numbered.starts + places.take(numbered.block_index))
         if rows.block_index is None:
             return rows.row_numbers.astype(np.int64) + (places[0] if len(places) else 0)
         codes: Index = places.take(rows.block_index)
@@ -167,14 +138,6 @@ class BatchBuffer:
 
     def __init__(self, batches: Groups) -> None:
         self._batches = batches
-
-    @classmethod
-    def of_parts(cls, parts: Sequence[tuple[Groups, Index]]) -> BatchBuffer:
-        """Create a buffer of batches, each part of which has the slots of its batches."""
-        slots = np.concatenate([slots for _, slots in parts])
-        places = np.empty(len(slots), np.intp)
-        places[slots] = np.arange(len(slots))
-        return cls(Groups.concat([batches for batches, _ in parts]).take(places))
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -201,64 +164,8 @@ def buffer_of(run: Run) -> RowBuffer | BatchBuffer:
     return BatchBuffer(run) if isinstance(run, Groups) else RowBuffer(run)
 
 
-def buffer_of_numbers(parts: Sequence[tuple[int, Any]], numbers: Index) -> RowBuffer | BatchBuffer:
-    """Return a buffer that holds the elements of some numbers.
-
-    Parameters
-    ----------
-    parts
-        Runs of one kind, in ascending order, each with the number of its first element.
-    numbers
-        The number of the element of each slot.
-    """
-    if isinstance(parts[0][1], Selection):
-        buffer = RowBuffer.of_numbers(parts, numbers)
-        if buffer is not None:
-            return buffer
-    numbers, slots = in_ascending_order(numbers)
-    chosen = []
-    for first, run in parts:
-        start, stop = np.searchsorted(numbers, [first, first + len(run)])
-        if start < stop:
-            chosen.append((run.take(numbers[start:stop] - first), slots[start:stop]))
-    return BatchBuffer.of_parts(chosen) if isinstance(parts[0][1], Groups) else RowBuffer.of_parts(chosen)
-
-
-def _parts_by_number(numbers: Index, firsts: Index) -> Callable[[Index], Index]:
-    # Return a function that returns for each of some of the numbers the last part that begins at it or before. Most are
-    # found by a table of the parts at the ends of intervals, which takes a fifth of the time of a search.
-    start, stop = int(numbers.min()), int(numbers.max()) + 1
-    shift = max((stop - start).bit_length() - _TABLE_BITS, 0)
-    ends = start + (np.arange(1, ((stop - start) >> shift) + 2) << shift)
-    at_ends = np.searchsorted(firsts, np.append(start, ends - 1), side="right") - 1
-    if (np.diff(at_ends) > 1).any():
-        return lambda some: np.searchsorted(firsts, some, side="right") - 1
-    table = at_ends[1:].astype(np.int32)
-
-    def parts_of(some: Index) -> Index:
-        parts = table.take((some - start) >> shift)
-        return parts - (some < firsts.take(parts))
-
-    return parts_of
-
-
-def in_ascending_order(numbers: Index) -> tuple[Index, Index]:
-    """Return distinct non-negative integers in ascending order, and the place of each in ``numbers``.
-
-    >>> in_ascending_order(np.array([7, 2, 5]))
-    (array([2, 5, 7]), array([1, 2, 0], dtype=int32))
-    """
-    # The numbers are dense, so that entering their places into a table takes a fifth of the time of a sort.
-    start, stop = int(numbers.min()), int(numbers.max()) + 1
-    ascending, places = [], []
-    for first in range(start, stop, _NUMBERS_PER_ITEM * len(numbers)):
-        last = min(first + _NUMBERS_PER_ITEM * len(numbers), stop)
-        at: Index = np.arange(len(numbers), dtype=np.int32 if len(numbers) < 2**31 else np.int64)
-        if (first, last) != (start, stop):
-            at = at[(numbers >= first) & (numbers < last)]
-        table: Index = np.full(last - first, -1, at.dtype)
-        table[numbers.take(at) - first] = at
-        within = np.flatnonzero(table >= 0)
-        ascending.append(within + first)
-        places.append(table.take(within))
-    return np.concatenate(ascending), np.concatenate(places)
+def buffer_of_places(run: Run, places: Index) -> RowBuffer | BatchBuffer:
+    """Return a buffer that holds the elements at some places of a run, one for each slot."""
+    if isinstance(run, Selection) and run.intervals is not None:
+        return RowBuffer(NumberedSelection.of_places(run.blocks, run.intervals, places))
+    return buffer_of(run.take(places).without_unused())

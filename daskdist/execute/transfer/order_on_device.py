@@ -11,6 +11,7 @@ import numpy as np
 from daskdist.core.block import Block, Rows
 from daskdist.core.selection.intervals import Index, RowIntervals
 from daskdist.core.selection.lazy_shuffle import LazyPermutation
+from daskdist.core.selection.numbered_rows import NumberedRows
 from daskdist.devices import Device
 
 # The most intervals of a permutation to compute on a device, each by a call of its own.
@@ -50,6 +51,8 @@ class OrderOnDevice:
         self._shifts: Any = 0
         self._rows: Any = None
         rows, block_index = permuted.rows, permuted.block_index
+        if isinstance(rows, NumberedRows):
+            rows, block_index = rows.locate(slice(None))
         if isinstance(rows, range):
             self._shifts = starts[0] + rows.start
         elif isinstance(rows, RowIntervals):
