@@ -81,9 +81,7 @@ class Digits:
         digits = np.frombuffer(self.storage.read(split.payload), np.uint8)
         return Block(LONE, (digits.astype(np.int64) - ord("0"),), split.label)
 """,
-    "daskdist/formats/__init__.py": [
-        ("FORMATS: Final = {\n", '    "digits": FormatEntry("daskdist.formats.digits:Digits"),\n')
-    ],
+    "daskdist/formats/__init__.py": [("FORMATS: Final = {\n", '    "digits": "daskdist.formats.digits:Digits",\n')],
     "daskdist/readers/digits.py": """
 from daskdist.formats.digits import Digits
 from daskdist.readers.files import read_files

@@ -13,7 +13,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import IO, Any, Final, Protocol, runtime_checkable
 
@@ -28,36 +27,21 @@ from daskdist.storage.first_file import FirstFile
 GROUP: Final = "daskdist.formats"
 
 
-@dataclass(frozen=True, slots=True)
-class FormatEntry:
-    """The import path of a format, and the extra it needs.
-
-    Parameters
-    ----------
-    where
-        ``"import.path:Class"``.
-    extra
-        The extra of this package with its requirements; empty if it needs none.
-    """
-
-    where: str
-    extra: str = ""
-
-
+# Name -> import path.
 FORMATS: Final = {
-    "arrow": FormatEntry("daskdist.formats.arrow.arrow_format:Arrow"),
-    "csv": FormatEntry("daskdist.formats.csv.csv_format:Csv"),
-    "hdf5": FormatEntry("daskdist.formats.hdf5:Hdf5", extra="hdf5"),
-    "images": FormatEntry("daskdist.formats.images:Images", extra="images"),
-    "json": FormatEntry("daskdist.formats.json.json_format:Json"),
-    "npy": FormatEntry("daskdist.formats.npy:Npy"),
-    "parquet": FormatEntry("daskdist.formats.parquet:Parquet"),
-    "saved": FormatEntry("daskdist.formats.saved.saved_format:Saved"),
-    "sql": FormatEntry("daskdist.formats.sql.sql_format:Sql", extra="sql"),
-    "text": FormatEntry("daskdist.formats.text:Text"),
-    "tfrecord": FormatEntry("daskdist.formats.tfrecord.tfrecord_format:TFRecord", extra="tfrecord"),
-    "webdataset": FormatEntry("daskdist.formats.webdataset.webdataset_format:WebDataset", extra="images"),
-    "zarr": FormatEntry("daskdist.formats.zarr:Zarr", extra="zarr"),
+    "arrow": "daskdist.formats.arrow.arrow_format:Arrow",
+    "csv": "daskdist.formats.csv.csv_format:Csv",
+    "hdf5": "daskdist.formats.hdf5:Hdf5",
+    "images": "daskdist.formats.images:Images",
+    "json": "daskdist.formats.json.json_format:Json",
+    "npy": "daskdist.formats.npy:Npy",
+    "parquet": "daskdist.formats.parquet:Parquet",
+    "saved": "daskdist.formats.saved.saved_format:Saved",
+    "sql": "daskdist.formats.sql.sql_format:Sql",
+    "text": "daskdist.formats.text:Text",
+    "tfrecord": "daskdist.formats.tfrecord.tfrecord_format:TFRecord",
+    "webdataset": "daskdist.formats.webdataset.webdataset_format:WebDataset",
+    "zarr": "daskdist.formats.zarr:Zarr",
 }
 
 
@@ -203,7 +187,7 @@ def format_named(name: str) -> type[Format]:
         close = difflib.get_close_matches(name, formats_by_name, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ArgumentError(f"no format {name!r}; there are {', '.join(map(repr, sorted(formats_by_name)))}{hint}")
-    module, _, attribute = formats_by_name[name].where.partition(":")
+    module, _, attribute = formats_by_name[name].partition(":")
     format_class: type[Format] = getattr(importlib.import_module(module), attribute)
     return format_class
 
@@ -213,15 +197,15 @@ def endings(form: Format) -> tuple[str, ...]:
     return tuple(end + more for end in form.suffixes for more in ("", *SUFFIXES)) or ("",)
 
 
-def installed() -> dict[str, FormatEntry]:
+def installed() -> dict[str, str]:
     """Return all formats by name: the built-in ones, and registered ones, which cannot replace them."""
     return {**_registered(tuple((place, _changed_at(place)) for place in sys.path)), **FORMATS}
 
 
 @functools.lru_cache(maxsize=1)
-def _registered(places: tuple[tuple[str, int | None], ...]) -> dict[str, FormatEntry]:
+def _registered(places: tuple[tuple[str, int | None], ...]) -> dict[str, str]:
     # Python itself lists a place of packages again if the time of its last change is another one.
-    return {point.name: FormatEntry(point.value) for point in entry_points(group=GROUP)}
+    return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 def _changed_at(place: str) -> int | None:

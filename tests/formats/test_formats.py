@@ -188,7 +188,7 @@ def test_a_format_that_is_installed_later_is_found(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[daskdist.formats]\ncounts = theirs:Counts\n")
-    assert installed()["counts"].where == "theirs:Counts"
+    assert installed()["counts"] == "theirs:Counts"
 
 
 def test_a_format_of_others_is_installed_and_read(tmp_path):
