@@ -4,9 +4,10 @@ import gc
 import os
 import signal
 import subprocess
+import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, namedtuple
 
 import dask
 import numpy as np
@@ -71,6 +72,18 @@ def test_two_processes_share_the_iterations_of_a_job(client):
     for iteration in range(3):
         shares = [numbers(lines[iteration].split()) for lines in report]
         assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3, 4]
+
+
+def test_elements_of_a_class_that_only_the_program_has(client):
+    pair = namedtuple("pair", "first, second")
+    actual = list(Dataset.range(3).map(lambda x: pair(x, -x)).serve(client))
+    assert {type(element) for element in actual} == {pair}
+    assert sorted(numbers(element.second for element in actual)) == [-2, -1, 0]
+
+
+def test_elements_that_do_not_pickle_are_an_error(client):
+    with pytest.raises(errors.ArgumentError, match=r"elements cannot be sent to a consumer: .*lock"):
+        list(Dataset.range(3).map(lambda x: np.array([threading.Lock()], object)).serve(client))
 
 
 def test_a_finished_job_gives_no_elements(client, caplog):

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import cloudpickle
 import numpy as np
 from distributed.comm import Comm, CommClosedError
 from distributed.protocol import to_serialize
@@ -314,7 +315,12 @@ def _pickled(batch: Sequence[Any], *, is_shared: bool) -> tuple[bytes, list[memo
         buffers.append(memoryview(bytearray(raw)) if is_shared else raw)
         return False
 
-    return pickle.dumps(batch, protocol=5, buffer_callback=is_in_band), buffers
+    try:
+        return pickle.dumps(batch, protocol=5, buffer_callback=is_in_band), buffers
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # For example, named tuples whose class the program defines, and which came here by value.
+        buffers.clear()
+        return cloudpickle.dumps(batch, protocol=5, buffer_callback=is_in_band), buffers
 
 
 def unpack_messages(message: _Packed) -> list[Any]:

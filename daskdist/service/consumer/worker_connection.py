@@ -9,6 +9,7 @@ from typing import Any
 from distributed.comm import Comm, connect
 
 from daskdist.config import seconds
+from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.service.address import ServiceAddress
 from daskdist.service.compression import readable
@@ -75,11 +76,13 @@ class WorkerConnection:
             writing = asyncio.ensure_future(outbox.write_all())
             while True:
                 for message in unpack_messages(await comm.read()):
+                    if isinstance(message, Failure):
+                        raise message.error()
                     self._got(self, message)
         except (OSError, asyncio.CancelledError):
             pass
         except Exception as error:
-            # For example, elements that cannot be unpickled here.
+            # For example, elements that cannot be pickled there or unpickled here.
             failure = error
         finally:
             if writing is not None:

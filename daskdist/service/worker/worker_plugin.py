@@ -12,7 +12,9 @@ from distributed.comm import Comm
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from daskdist.execute.messages.outbox import Outbox, unpack_messages
+from daskdist.errors import ArgumentError
+from daskdist.execute.messages.failure import Failure
+from daskdist.execute.messages.outbox import Outbox, flush, pack_messages, unpack_messages
 from daskdist.service.compression import compress
 from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION, REPORT_OPERATION
@@ -123,9 +125,15 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         # Messages of earlier connections are ignored from now on.
         self._outboxes[consumer] = number, outbox
         self.tasks.connected(consumer)
-        ends = [asyncio.ensure_future(end) for end in (outbox.write_all(), self._receive(comm, consumer, number))]
+        writing = asyncio.ensure_future(outbox.write_all())
+        ends = [writing, asyncio.ensure_future(self._receive(comm, consumer, number))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done() and not isinstance(error := writing.exception(), OSError):
+                # Elements that do not pickle, which another connection would not change.
+                problem = f"serve: elements cannot be sent to a consumer: {type(error).__name__}: {error}"
+                await comm.write(pack_messages([Failure.of(ArgumentError(problem))]))
+                await flush(comm)
         finally:
             for end in ends:
                 end.cancel()
