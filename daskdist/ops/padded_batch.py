@@ -130,13 +130,22 @@ def _value(operation: str, leaf: TensorSpec, path: str, fill_value: Any) -> Any:
             f"{operation}: padding_values of leaf {path or '(the element)'} is {fill_value!r}, of {value.dtype}"
             f"{list(value.shape)}; the leaf is {leaf.dtype}, so give one value of that dtype"
         )
+    if leaf.dtype == object:
+        return fill_value.encode() if isinstance(fill_value, str) else fill_value
+    # A fill word may be longer than the words of the leaf.
+    dtype = np.dtype(leaf.dtype.kind) if leaf.dtype.kind in "SU" else leaf.dtype
     try:
-        return fill_value if leaf.dtype == object else np.asarray(fill_value, leaf.dtype)[()]
+        with np.errstate(over="ignore"):
+            filler = np.asarray(fill_value, dtype)[()]
+        is_held = dtype.kind not in "fc" or bool(np.isfinite(filler) or not np.isfinite(value))
     except OverflowError:
+        is_held = False
+    if not is_held:
         raise ArgumentError(
             f"{operation}: padding_values of leaf {path or '(the element)'} is {fill_value!r}, but {leaf.dtype} cannot "
             "hold that number"
-        ) from None
+        )
+    return filler
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +258,9 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
             if target is not None and longest > target:
                 row = int(np.argmax(lengths > target))
                 raise TooLong(row, [int(lengths[row]), *inner], [target, *inner])
-            return column.padded(longest if target is None else target, _filler(value, column.dtype))
+            filler = _filler(value, column.dtype)
+            values = column.values.astype(_dtype_with(filler, column.dtype), copy=False)
+            return Ragged(values, column.row_splits).padded(longest if target is None else target, filler)
     if (
         isinstance(column, np.ndarray)
         and fill_to is None
@@ -268,12 +279,18 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
         row = int(np.argmax(too_long))
         raise TooLong(row, arrays[row].shape, padded_shape)
     dtype = np.result_type(*{array.dtype for array in arrays})
-    out = np.full((len(arrays), *padded_shape), _filler(value, dtype), dtype)
+    filler = _filler(value, dtype)
+    out = np.full((len(arrays), *padded_shape), filler, _dtype_with(filler, dtype))
     for row, array in enumerate(arrays):
         place: Any = (row, *map(slice, array.shape))
         # [()] extracts a lone object from its 0-d array.
         out[place] = array[()]
     return out
+
+
+def _dtype_with(filler: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    # Return the dtype of a padded array: words are as wide as the fill word.
+    return np.result_type(dtype, filler.dtype) if dtype.kind in "SU" else dtype
 
 
 def _filler(value: Any, dtype: np.dtype[Any]) -> Any:

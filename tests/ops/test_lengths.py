@@ -247,3 +247,30 @@ def test_numbers_of_several_kinds_are_refused(operation):
     rows = Dataset.range(3).map(lambda x: {"x": [2**60 + 1, 2] if x == 0 else [1.5]})
     with pytest.raises(errors.StackError, match=f"{operation}: leaf .* comes as int64 of 1 axes, float64 of 1 axes"):
         next(iter(getattr(rows, operation)(3)))
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+@pytest.mark.parametrize("is_one_array", [True, False])
+def test_words_are_padded_with_whole_words(kind, is_one_array):
+    if is_one_array:
+        rows = Dataset.from_tensor_slices(np.array([["a", "b"]], kind))
+    else:
+        rows = Dataset.from_list([np.array(["a", "b"], kind), np.array(["c"], kind)])
+    word = np.array("padding", kind)
+    (batch,) = rows.padded_batch(2, padded_shapes=[3], padding_values=word[()])
+    assert batch[-1, -1] == word
+    assert batch[0, :2].tolist() == np.array(["a", "b"], kind).tolist()
+
+
+def test_bytes_are_padded_with_bytes():
+    (batch,) = Dataset.from_list([[b"a"], [b"b", b"c"]]).padded_batch(2, padding_values="-")
+    assert batch.tolist() == [[b"a", b"-"], [b"b", b"c"]]
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 70_000), ("float32", 1e300), ("complex64", 1e300 + 0j)])
+def test_padding_is_no_infinity_unless_it_is_given(dtype, value):
+    rows = Dataset.from_list([np.array([1], dtype), np.array([1, 2], dtype)])
+    with pytest.raises(errors.ArgumentError, match=f"padding_values .* {dtype} cannot hold"):
+        rows.padded_batch(2, padding_values=value)
+    (batch,) = rows.padded_batch(2, padding_values=np.dtype(dtype).type(np.inf))
+    assert np.isinf(batch[0, 1])
