@@ -1,10 +1,11 @@
 """Conversion of nested elements to leaves and back.
 
 Tuples, named tuples and dicts are structure. Everything else is a leaf, and a leaf is an array: a list is stacked into
-one, a Python float becomes float64 and an int int64, as in NumPy; with ``narrow``, float32 and int32 (int64 if it does
-not fit), as in TensorFlow. NumPy arrays and scalars keep their dtype, in the byte order of this machine, and so do
-arrays on devices, which are copied to the host. Text is NumPy's ``StringDType``, and bytes are objects. Two kinds of
-leaves are not NumPy arrays: rows of different lengths (`Ragged`) and datasets (`Nested`).
+one, a Python float becomes float64 and an int int64, as in NumPy, but integers that would be rounded to floats are an
+error; with ``narrow``, float32 and int32 (int64 if it does not fit), as in TensorFlow. NumPy arrays and scalars keep
+their dtype, in the byte order of this machine, and so do arrays on devices, which are copied to the host. Text is
+NumPy's ``StringDType``, and bytes are objects. Two kinds of leaves are not NumPy arrays: rows of different lengths
+(`Ragged`) and datasets (`Nested`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import optree
 
 from daskdist.core.ragged import Ragged
-from daskdist.core.to_numpy import HOST_CONVERTERS, PLAIN, is_masked_array, native, to_numpy, unmasked
+from daskdist.core.to_numpy import HOST_CONVERTERS, PLAIN, native, plain_array, to_numpy
 from daskdist.errors import ArgumentError
 
 Leaves = tuple[Any, ...]
@@ -203,7 +204,7 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
     (dtype('int64'), dtype('int32'), dtype('int64'))
     """
     if isinstance(leaf, np.ndarray):
-        return native(unmasked(leaf) if type(leaf) is not np.ndarray and is_masked_array(leaf) else leaf)
+        return native(leaf if type(leaf) is np.ndarray else plain_array(leaf))
     if isinstance(leaf, (np.generic, Ragged, Nested)):
         return leaf
     if leaf is None:

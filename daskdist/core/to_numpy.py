@@ -6,7 +6,7 @@ Elements have no mask: an array with masked or missing values is refused rather 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -76,7 +76,11 @@ def to_numpy(value: Any) -> Any:
     if array.dtype == object and not array.ndim and not isinstance(value, np.ndarray):
         # NumPy cannot convert it, but its library may.
         array = np.asarray(HOST_CONVERTERS.others(value))
-    if array.dtype.kind == "f" and kind is not list:
+    if isinstance(value, list):
+        _refuse_rounded(value, array.dtype)
+        if array.dtype.kind == "U":
+            _refuse_as_text(value)
+    elif array.dtype.kind == "f":
         _refuse_missing(value, array)
     return native(array)
 
@@ -88,6 +92,21 @@ def native(array: Any) -> Any:
     dtype('int32')
     """
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def plain_array(array: Any) -> Any:
+    """Return an array of a subclass as a plain one, if it differs from it in what its rows or operations are.
+
+    Rows of a matrix are matrices, and words of a ``chararray`` lose spaces at their end. Others stay as they are.
+
+    Raises
+    ------
+    ArgumentError
+        Values are masked.
+    """
+    if is_masked_array(array):
+        return unmasked(array)
+    return np.asarray(array) if isinstance(array, np.matrix | np.char.chararray) else array
 
 
 def is_masked_array(value: Any) -> bool:
@@ -126,6 +145,68 @@ def _refuse_masked_parts(values: list[Any]) -> None:
             for value in values:
                 if is_masked_array(value):
                     unmasked(value)
+
+
+# Floats have all integers up to this one, but not all larger ones.
+_LARGEST_EXACT: Final = 2**53
+# The dtypes float64 and complex128.
+_ROUNDING: Final = "dD"
+# The types without integers, or with those that all floats have.
+_EXACT: Final[frozenset[Any]] = frozenset({float, bool, complex, str, bytes})
+
+
+def _refuse_rounded(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
+    # NumPy makes floats of large integers in a list with floats, or with integers that fit no dtype together.
+    if dtype.char not in _ROUNDING:
+        return
+    kinds: set[Any] = set(map(type, values))
+    for kind in kinds - _EXACT:
+        for value in values:
+            if type(value) is not kind:
+                continue
+            if kind in (list, tuple):
+                _refuse_rounded(value, dtype)
+            elif _is_rounded_number(value) or (kind is np.ndarray and is_rounded(value, dtype)):
+                raise ArgumentError(
+                    f"a list whose integers would be rounded, {value!r:.80}, as NumPy makes {dtype} of its numbers: "
+                    "give them one dtype"
+                )
+
+
+def _is_rounded_number(value: Any) -> bool:
+    if not isinstance(value, int | np.integer):
+        return False
+    number = int(value)
+    return abs(number) > _LARGEST_EXACT and int(float(number)) != number
+
+
+def _refuse_as_text(values: Sequence[Any]) -> None:
+    # NumPy makes text of numbers and bytes in a list with text.
+    kinds: set[Any] = set(map(type, values))
+    for kind in kinds - {str}:
+        for value in values:
+            if type(value) is not kind:
+                continue
+            if kind in (list, tuple):
+                _refuse_as_text(value)
+            elif not issubclass(kind, str) and getattr(value, "dtype", _NO_TEXT).kind not in "UT":
+                raise ArgumentError(f"a list of text and of {value!r:.80}, which NumPy would make text: give one type")
+
+
+_NO_TEXT: Final = np.dtype("V")
+
+
+def is_rounded(column: Any, dtype: np.dtype[Any]) -> bool:
+    """Return whether an array of integers has other values when it is converted to a dtype.
+
+    >>> is_rounded(np.array([2**53 + 1]), np.dtype("float64")), is_rounded(np.array([2**60]), np.dtype("float64"))
+    (True, False)
+    """
+    if column.dtype.kind not in "iu" or column.dtype.itemsize < 8 or dtype.char not in _ROUNDING:
+        return False
+    if not column.size or -_LARGEST_EXACT <= int(column.min()) <= int(column.max()) <= _LARGEST_EXACT:
+        return False
+    return any(map(_is_rounded_number, column.ravel().tolist()))
 
 
 def _refuse_missing(value: Any, array: Any) -> None:

@@ -238,7 +238,7 @@ class StoredArrays:
     def block(self, rows: Callable[[StoredArray], Any], label: str) -> Block:
         """Return the elements of some rows of each array."""
         arrays = {array.name: leaves_of(rows(array)) for array in self.stored}
-        return Block(self.spec.structure, self.columns.arrays(arrays.__getitem__), label)
+        return Block(self.spec.structure, self.columns.arrays(arrays.__getitem__, label), label)
 
 
 class RangeReader(ABC):

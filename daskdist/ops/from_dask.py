@@ -17,13 +17,14 @@ from dask.base import is_dask_collection
 from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 
 from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.cardinality import counted
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.core.to_numpy import is_masked_array, to_numpy
 from daskdist.devices import device_of, dtype_of, is_on_device
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, FileError
 from daskdist.tables.columns import Columns
 from daskdist.tables.device_column import DeviceColumn
 from daskdist.tables.from_pandas import FrameReader
@@ -233,9 +234,13 @@ class MakeBlock:
         if self.variables is not None:
             columns = self.variables.columns
             parts = dict(zip(columns.names, value, strict=True))
-            _check_lengths(list(parts.values()), split.label)
+            _check_lengths(list(parts.values()), split)
             arrays = {name: _host_array(part, split.label) for name, part in parts.items()}
-            return Block(columns.structure, columns.arrays(lambda name: [arrays[name]]), split.label)
+            try:
+                side_by_side = columns.arrays(lambda name: [arrays[name]], split.label)
+            except FileError as error:
+                raise ArgumentError(f"from_dask: {error}") from None
+            return Block(columns.structure, side_by_side, split.label)
         if self.kind == "delayed":
             try:
                 leaves, structure = Structure.flatten(value, narrow=self.narrow)
@@ -244,7 +249,7 @@ class MakeBlock:
         else:
             column = _device_column(value) if self.keeps else None
             leaves, structure = (_host_array(value, split.label) if column is None else column,), LONE
-        _check_lengths(leaves, split.label)
+        _check_lengths(leaves, split)
         return Block(structure, leaves, split.label)
 
 
@@ -273,10 +278,17 @@ def _check_unmasked(array: Any) -> None:
         )
 
 
-def _check_lengths(leaves: Sequence[Any], label: str) -> None:
+def _check_lengths(leaves: Sequence[Any], split: Split) -> None:
     lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
     if len(lengths) > 1 or None in lengths:
-        raise ArgumentError(f"from_dask: {label} is a nest of arrays of {lengths} rows; they need equal lengths")
+        raise ArgumentError(f"from_dask: {split.label} is a nest of arrays of {lengths} rows; they need equal lengths")
+    # Dask does not compare the lengths of chunks with those that the array states.
+    num_rows = len(leaves[0]) if leaves else 0
+    if split.num_rows is not None and num_rows != split.num_rows:
+        raise ArgumentError(
+            f"from_dask: {split.label} has {counted(num_rows, 'row')}, but the array says {split.num_rows}; state the "
+            "lengths where chunks change them, as in map_blocks(..., chunks=...), with nan for unknown ones"
+        )
 
 
 def _items_of(value: Any, label: str) -> list[Any]:

@@ -13,7 +13,8 @@ import optree
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
-from daskdist.errors import ArgumentError
+from daskdist.core.to_numpy import is_rounded
+from daskdist.errors import ArgumentError, FileError
 
 # The largest number of columns that are written to an array one by one.
 _FEW_COLUMNS: Final = 8
@@ -93,14 +94,20 @@ class Columns:
             specs.append(ElementSpec(LONE, (TensorSpec((len(parts),), dtype),)))
         return ElementSpec.nest(self.structure, specs)
 
-    def arrays(self, column: Callable[[str], Sequence[Any]]) -> list[Any]:
-        """Return the leaves, shape ``(num_rows, ...)``, from those of each column."""
+    def arrays(self, column: Callable[[str], Sequence[Any]], label: str) -> list[Any]:
+        """Return the leaves, shape ``(num_rows, ...)``, from those of each column; ``label`` names the rows.
+
+        Raises
+        ------
+        FileError
+            Integers would be rounded to floats.
+        """
         leaves: list[Any] = []
         for leaf in self.leaves:
             if isinstance(leaf, str):
                 leaves.extend(column(leaf))
             else:
-                leaves.append(_side_by_side([column(name)[0] for name in leaf]))
+                leaves.append(_side_by_side(leaf, [column(name)[0] for name in leaf], label))
         return leaves
 
 
@@ -116,8 +123,14 @@ def _scalar(name: str, spec: ElementSpec) -> TensorSpec:
     return spec.leaves[0]
 
 
-def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _side_by_side(names: Sequence[str], columns: list[np.ndarray[Any, Any]], label: str) -> np.ndarray[Any, Any]:
     dtype = np.result_type(*[column.dtype for column in columns])
+    for name, column in zip(names, columns, strict=True):
+        if is_rounded(column, dtype):
+            raise FileError(
+                f"{label}: the integers of column {name!r} would be rounded in one array of {dtype} with other "
+                "columns; leave it out of the list"
+            )
     array: np.ndarray[Any, Any] = pooled_empty((len(columns[0]), len(columns)), dtype)
     if len(columns) <= _FEW_COLUMNS:
         return np.stack(columns, axis=1, out=array)

@@ -37,10 +37,12 @@ from daskdist.core.block import Block
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT, Structure
+from daskdist.core.to_numpy import is_rounded
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.columns import Columns
 from daskdist.tables.decimals import nearest_floats
+from daskdist.tables.replacements import fill_times, scalar_of
 
 _BYTES: Final = np.dtype(object)
 
@@ -109,11 +111,11 @@ class TableReader:
         pieces = table.to_batches() if hasattr(table, "to_batches") else []
         piece = pieces[0] if len(pieces) == 1 else table
         by_name = _by_name(schema.names, piece.columns)
-        arrays = columns.arrays(lambda name: self._leaves(by_name, piece.num_rows, name, label, path))
+        arrays = columns.arrays(lambda name: self._leaves(by_name, piece.num_rows, name, label, path), label)
         return Block(self._structure(columns, schema, path), arrays, label)
 
     def _structure(self, columns: Columns, schema: Any, path: str) -> Structure:
-        if not any(_is_struct(kind) for kind in schema.types if kind.id not in _numbers()):
+        if not any(is_struct(kind) for kind in schema.types if kind.id not in _numbers()):
             return columns.structure
         kinds = _by_name(schema.names, schema.types)
         return columns.spec(lambda name: self._column_spec(kinds, schema, name, path)).structure
@@ -220,7 +222,8 @@ def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_view(kind))
 
 
-def _is_struct(kind: Any) -> bool:
+def is_struct(kind: Any) -> bool:
+    """Return whether values of an Arrow type become a dict by field."""
     import pyarrow as pa
 
     while (stored := _stored_as(kind)) is not None:
@@ -443,7 +446,8 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
     dtype = _dtype(kind, where, missing)
     if pa.types.is_decimal(kind):
         array = nearest_floats(array)
-    if array.null_count and missing is not None:
+    is_numpy_time = isinstance(missing, np.datetime64 | np.timedelta64) and dtype.kind in "mM"
+    if array.null_count and missing is not None and not is_numpy_time:
         array = _filled(array, where, missing, dtype)
     elif dtype.kind not in "fmM":
         _refuse_nulls(array, where)
@@ -453,14 +457,20 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
         objects = np.empty(len(array), dtype)
         objects[:] = array.to_pylist()
         return objects
-    if pa.types.is_null(kind):
+    if pa.types.is_null(array.type):
         return np.full(len(array), np.nan)
     if pa.types.is_time(kind):
         # Arrow casts times of day to durations only by way of integers.
         numbers = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
         array = numbers.cast(pa.int64()).cast(pa.duration(kind.unit))
     values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
-    return values if values.dtype == dtype else values.astype(dtype)
+    if values.dtype != dtype:
+        if is_rounded(values, dtype):
+            raise FileError(
+                f"{where}: missing={missing!r} makes it {dtype}, which rounds its integers; give an integer"
+            )
+        values = values.astype(dtype)
+    return fill_times(values, missing, where) if is_numpy_time and array.null_count else values
 
 
 # The number of texts to convert at a time, and the most bytes of a text for which NumPy's bytes are faster than `str`.
@@ -543,8 +553,8 @@ def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
         kind = pa.float64() if dtype == np.float64 else pa.large_string() if dtype == TEXT else array.type
         array = _without_views(array)
         kind = array.type if str(kind) in _VIEWS else kind
-        return array.cast(kind).fill_null(pa.scalar(missing, kind))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
+        return array.cast(kind).fill_null(scalar_of(missing, kind))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise ArgumentError(f"missing: {missing!r} cannot stand for a null of {where}: {error}") from None
 
 

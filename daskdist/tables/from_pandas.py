@@ -17,11 +17,12 @@ import numpy as np
 from daskdist.core.block import Block, Bundle
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.core.to_numpy import native
+from daskdist.core.to_numpy import is_rounded, native
 from daskdist.errors import ArgumentError, FileError
 from daskdist.tables.columns import Columns
 from daskdist.tables.device_column import DeviceColumn
-from daskdist.tables.from_arrow import leaves_of, spec_of
+from daskdist.tables.from_arrow import is_struct, leaves_of, spec_of
+from daskdist.tables.object_columns import check_unchanged
 
 # Dask's placeholder for categories that only the partitions know.
 _UNKNOWN: Final = "__UNKNOWN_CATEGORIES__"
@@ -93,11 +94,10 @@ class FrameReader:
             name: self._array(name, frame[self.labels[name]], label, device_column) for name in self.columns.names
         }
         try:
-            leaves = self.columns.arrays(lambda name: self._leaves(name, arrays[name], label))
+            leaves = self.columns.arrays(lambda name: self._leaves(name, arrays[name], label), label)
             structure = self.columns.structure
             if any(
-                not isinstance(array, (np.ndarray, DeviceColumn)) and _is_struct(array.type)
-                for array in arrays.values()
+                not isinstance(array, (np.ndarray, DeviceColumn)) and is_struct(array.type) for array in arrays.values()
             ):
                 structure = self.columns.spec(lambda name: self._spec_of(name, arrays[name], label)).structure
         except FileError as error:
@@ -155,6 +155,12 @@ def column_as_leaf(value: Any) -> Any:
             raise ArgumentError(
                 "a DataFrame whose columns are not all numbers: give dict(frame), so that a row is a dict"
             )
+        rounded = [name for name, column in value.items() if is_rounded(np.asarray(column), rows.dtype)]
+        if rounded:
+            raise ArgumentError(
+                f"a DataFrame of which the integers of {rounded[0]!r} would be rounded in one array of {rows.dtype}: "
+                "give dict(frame), so that a row is a dict"
+            )
         return rows
     is_pandas = pandas is not None and isinstance(
         value, (pandas.Series, pandas.Index, pandas.api.extensions.ExtensionArray)
@@ -176,7 +182,7 @@ def column_as_leaf(value: Any) -> Any:
             f"{label} with {array.null_count} missing values: fill them first, in pandas with fillna(...), leave their "
             "rows out with dropna(), or convert numbers with astype('float64')"
         )
-    if types.is_struct(array.type) or (isinstance(array, pa.ExtensionArray) and types.is_struct(array.storage.type)):
+    if is_struct(array.type):
         raise ArgumentError(f"{label} has several fields, each of which must be a column of its own")
     try:
         spec_of(array.type, label)
@@ -201,6 +207,8 @@ def _as_arrow(column: Any, label: str) -> Any:
         raise ArgumentError(
             f"{label} cannot become an array: {error}; leave it out, or give its values one type"
         ) from None
+    if isinstance(dtype := getattr(column, "dtype", None), np.dtype) and dtype.kind == "O":
+        check_unchanged(column, array, label)
     if getattr(array.type, "extension_name", "") == "pandas.period":
         # The stored numbers count periods since 1970, and would be taken for values.
         raise ArgumentError(f"{label} cannot become an array: convert periods to times with dt.to_timestamp()")
@@ -209,9 +217,3 @@ def _as_arrow(column: Any, label: str) -> Any:
 
 def _is_plain(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "biufcmM"
-
-
-def _is_struct(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_struct(kind))

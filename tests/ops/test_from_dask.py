@@ -134,6 +134,12 @@ def test_chunks_of_other_lengths_than_stated_are_an_error():
     wrong = da.arange(4, chunks=2).map_blocks(lambda block: block[:1], dtype=int)
     with pytest.raises(ArgumentError, match=r"partition 0 of the Dask collection .*they need equal lengths"):
         list(Dataset.from_dask(xr.Dataset({"a": ("t", wrong), "b": ("t", da.arange(4))})))
+    both = {"a": ("t", wrong), "b": ("t", wrong)}
+    for collection in (wrong, xr.Dataset(both), da.arange(4, chunks=2).map_blocks(np.repeat, 2, dtype=int)):
+        with pytest.raises(ArgumentError, match=r"partition 0 of .* has . rows?, but the array says 2"):
+            list(Dataset.from_dask(collection).repeat(2))
+    unknown = da.arange(4, chunks=2).map_blocks(np.repeat, 2, dtype=int, chunks=((np.nan, np.nan),))
+    assert list(Dataset.from_dask(unknown)) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_unsupported_xarray_objects():
@@ -440,3 +446,60 @@ def test_texts_of_object_columns_are_batched(values):
     for batch in ("batch", "ragged_batch", "padded_batch"):
         batches = getattr(Dataset.from_dask(frame), batch)(2)
         assert [rows["a"].tolist() for rows in batches] == [values[:2], values[2:]], batch
+
+
+NOON = datetime.datetime(2024, 2, 29, 12)
+CHANGED = {
+    "dates and times": [datetime.date(2024, 2, 29), NOON],
+    "nanoseconds": [pd.Timestamp("2024-02-29"), pd.Timestamp("2024-02-29 00:00:00.000000001")],
+    "spans of nanoseconds": [datetime.timedelta(1), pd.Timedelta(1, "ns")],
+    "zones and none": [NOON, NOON.replace(tzinfo=datetime.UTC)],
+    "a zone of a time of day": [datetime.time(12, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))],
+    "bytes and text": [b"a", "b"],
+    "float16 and integers": [2049, np.float16(1.5)],
+    "masked": [np.ma.array([1, 2], mask=[False, True])],
+    "lists": [[datetime.date(2024, 2, 29)], [NOON]],
+    "dicts": [{"a": datetime.date(2024, 2, 29)}, {"a": NOON}],
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_objects_are_not_changed_to_the_type_of_others(what):
+    values = CHANGED[what]
+    column = pd.Series([None] * len(values), dtype=object)
+    column[:] = values
+    with pytest.raises(ArgumentError, match=r"(?s)column 'c' of object cannot become an array: .* would become"):
+        list(Dataset.from_dask(frame(1, c=column)))
+    with pytest.raises(ArgumentError, match=r"(?s)cannot become an array: .* would become"):
+        Dataset.from_tensor_slices(column)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([NOON, None], np.array([NOON, None], "M8[us]")),
+        ([pd.Timestamp(NOON), NOON], np.array([NOON, NOON], "M8[us]")),
+        ([np.int8(1), 300], np.array([1, 300])),
+        ([np.float32(0.5), 0.1, None, pd.NA], np.array([0.5, 0.1, np.nan, np.nan])),
+        ([datetime.timedelta(1), pd.NaT], np.array([86_400_000_000, "NaT"], "m8[us]")),
+    ],
+    ids=["times", "two kinds of times", "integers", "floats", "spans"],
+)
+def test_objects_of_several_types_that_keep_their_values(values, expected):
+    (actual,) = Dataset.from_dask(frame(1, c=pd.Series(values, dtype=object)), columns="c").batch(9)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_arrays_in_object_columns_keep_their_values():
+    rows = [np.array([1.5, np.nan]), [0.25], np.array([])]
+    column = pd.Series([None] * 3, dtype=object)
+    column[:] = rows
+    actual = list(Dataset.from_dask(frame(1, c=column), columns="c"))
+    for row, expected in zip(actual, rows, strict=True):
+        np.testing.assert_array_equal(row, np.asarray(expected, np.float64))
+
+
+def test_intervals_are_dicts_of_their_ends():
+    rows = list(Dataset.from_dask(frame(2, c=pd.interval_range(0, 3))))
+    assert [(int(row["c"]["left"]), int(row["c"]["right"])) for row in rows] == [(0, 1), (1, 2), (2, 3)]

@@ -111,3 +111,55 @@ def test_map_style_datasets_say_what_to_write():
         Dataset.from_tensor_slices(data)
     rows = list(Dataset.range(len(data)).map(data.__getitem__))
     assert [(row.tolist(), int(number)) for row, number in rows] == [([k, k + 1, k + 2], k) for k in range(4)]
+
+
+NUMBER = 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [NUMBER, 0.5],
+        [[NUMBER, 1], [0.5, 1]],
+        [(0.5, NUMBER)],
+        [np.int64(NUMBER), np.float32(0.5)],
+        [np.array([NUMBER]), np.array([0.5])],
+        [2**64 - 1, -1],
+        [NUMBER, 1j],
+        pd.DataFrame({"id": [NUMBER], "x": [0.5]}),
+    ],
+    ids=["numbers", "lists", "tuples", "scalars", "arrays", "unsigned and negative", "complex", "frame"],
+)
+def test_integers_are_not_rounded(rows):
+    with pytest.raises(ArgumentError, match=r"integers .*would be rounded"):
+        Dataset.from_tensor_slices(rows)
+
+
+@pytest.mark.parametrize("rows", [["a", 1], [["a", "b"], ["c", b"d"]], [("a", 0.5)], ["a", True]], ids=repr)
+def test_numbers_and_bytes_do_not_become_text(rows):
+    with pytest.raises(ArgumentError, match=r"a list of text and of .*give one type"):
+        Dataset.from_tensor_slices(rows)
+    assert list(Dataset.from_tensor_slices([np.array("a"), np.str_("b"), "c"])) == ["a", "b", "c"]
+
+
+def test_integers_that_floats_have_may_be_beside_floats():
+    for rows in ([2**53, 2**60, 0.5], pd.DataFrame({"id": [2**53], "x": [0.5]}).to_numpy()[0].tolist()):
+        assert list(Dataset.from_tensor_slices(rows)) == rows
+    with pytest.raises(ArgumentError, match="would be rounded"):
+        Dataset.from_list([NUMBER, 0.5])
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_matrices_are_arrays():
+    matrix = np.asmatrix(np.arange(4).reshape(2, 2))
+    expected = np.asarray(matrix)
+    for ds in (Dataset.from_tensor_slices(matrix), Dataset.range(2).map(lambda x: matrix[int(x)]).unbatch()):
+        assert [row.tolist() for row in ds.map(lambda row: row * row)] == (expected * expected).tolist()
+    (batch,) = Dataset.from_list([matrix, matrix]).batch(2)
+    assert type(batch) is np.ndarray
+    assert batch.tolist() == [expected.tolist()] * 2
+
+
+def test_words_of_char_arrays_keep_their_spaces():
+    words = np.char.array(["a ", "b"])
+    assert list(Dataset.from_tensor_slices(words)) == ["a ", "b"]

@@ -132,6 +132,10 @@ def test_decimals_are_the_nearest_floats(kind):
         (pa.array([1, None], pa.time32("s")), None, np.array([1, "NaT"], "timedelta64[s]")),
         (pa.array([1, None]), -1, np.array([1, -1])),
         (pa.array([1, None]), float("nan"), np.array([1, np.nan])),
+        (pa.array([DAY, None]), np.datetime64("2024"), np.array(["2024-02-29", "2024-01-01"], "datetime64[D]")),
+        (pa.array([1, None], pa.timestamp("s", "UTC")), np.datetime64(2, "s"), np.array([1, 2], "datetime64[s]")),
+        (pa.array([1, None], pa.time32("s")), np.timedelta64(2, "m"), np.array([1, 120], "timedelta64[s]")),
+        (pa.nulls(2), 0, np.array([0.0, 0.0])),
         (pa.array(["a", None]), "-", np.array(["a", "-"], TEXT)),
         (pa.array(["a", None], pa.string_view()), "-", np.array(["a", "-"], TEXT)),
         (pa.array(["a", None]).dictionary_encode(), "-", np.array(["a", "-"], TEXT)),
@@ -155,6 +159,46 @@ def test_nulls(array, missing, expected):
     if expected.dtype.kind not in "fmM" or (missing is not None and pa.types.is_integer(array.type)):
         with pytest.raises(errors.FileError, match=r"part: column 'c' of type .* 1 null, the first in row 1"):
             read(table)
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        (pa.date32(), datetime.datetime(2024, 2, 29, 12)),
+        (pa.date32(), np.datetime64("2024-02-29T12")),
+        (pa.timestamp("s"), datetime.datetime(2024, 2, 29, 0, 0, 0, 5)),
+        (pa.timestamp("s"), np.datetime64(5, "us")),
+        (pa.time32("s"), datetime.time(0, 0, 0, 5)),
+        (pa.duration("s"), datetime.timedelta(microseconds=5)),
+        (pa.duration("s"), np.datetime64("2024")),
+        (pa.int64(), np.float32(1.5)),
+        (pa.float32(), 1e300),
+    ],
+    ids=str,
+)
+def test_replacements_are_not_changed_to_the_type_of_a_column(kind, missing):
+    table = pa.table({"c": pa.array([None], kind)})
+    with pytest.raises(errors.ArgumentError, match=r"missing: .* cannot stand for a null of file: column 'c'"):
+        TableReader("c", {"c": missing}).spec(table.schema, "file")
+
+
+def test_integers_are_not_rounded_to_floats_for_nulls():
+    for values, error in ([[2**53 + 1, 2], errors.FileError], [[2**53 + 1, None], errors.ArgumentError]):
+        with pytest.raises(error, match="column 'c'"):
+            read(pa.table({"c": values}), {"c": float("nan")})
+    same(read(pa.table({"c": [2**53, None]}), {"c": float("nan")}), np.array([2.0**53, np.nan]))
+
+
+def test_integers_are_not_rounded_beside_floats():
+    number = 2**53 + 1
+    table = pa.table({"id": [number, 1], "x": [0.5, 1.5], "n": pa.array([1, 2], pa.uint64())})
+    with pytest.raises(
+        errors.FileError, match=r"part: the integers of column 'id' would be rounded in one array of float64"
+    ):
+        read(table, columns={"rows": ["id", "x"]})
+    rows = table.slice(1)
+    (actual,) = TableReader((["id", "x", "n"],)).block(rows, "part", "file").leaves
+    assert actual.tolist() == [[1.0, 1.5, 2.0]]
 
 
 def test_structs():

@@ -352,7 +352,7 @@ class _Reading:
         structure = self.spec.structure
         if not samples:
             return Bundle(structure, [], self.label)
-        leaves = self.columns.arrays(lambda name: self._column(name, samples))
+        leaves = self.columns.arrays(lambda name: self._column(name, samples), self.label)
         if not any(isinstance(leaf, list) for leaf in leaves):
             return Block(structure, leaves, self.label)
         # Arrays that differ in more than their lengths.
