@@ -21,6 +21,9 @@ import daskdist
 from daskdist import Dataset
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
+from daskdist.execute.callers.submit import workers_of
+from daskdist.strategy.placement.replacements import Replacements
+from daskdist.strategy.steps.stream_set import StreamSet
 
 _ROWS = 1_000
 _BATCH_ROWS = 10
@@ -179,6 +182,53 @@ def test_a_pass_continues_with_fewer_workers(started, tmp_path):
             seen += by_steps(strategy, batch, restart.begin if number == _KILLED_AT else lambda: None)
         assert sorted(seen) == list(range(_ROWS))
         assert strategy.num_replicas_in_sync == 1
+
+
+@pytest.mark.parametrize(("before", "relay"), [("install", True), ("open", "auto")])
+def test_a_worker_is_lost_while_the_strategy_joins_another_scheduler(started, tmp_path, monkeypatch, before, relay):
+    scheduler, address = cluster(started, 0)
+    dataset = of_files(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
+    killed = []
+
+    def kill_once(workers):
+        if not killed:
+            killed.append(workers[0])
+            os.kill(client.run(os.getpid, workers=killed)[killed[0]], signal.SIGKILL)
+            # Otherwise Dask tries for 30 seconds to reach it.
+            eventually(lambda: killed[0] not in workers_of(client))
+
+    def hooked_take_all(replacements, client):
+        replicas = take_all(replacements, client)
+        kill_once([replica.worker for replica in replicas])
+        return replicas
+
+    def hooked_open(streams, group, workers):
+        kill_once(workers)
+        open_streams(streams, group, workers)
+
+    with (
+        dask.config.set({"daskdist.timeouts.workers": 3, "daskdist.steps.relay": relay}),
+        Client(address, set_as_default=False) as client,
+        Restart(started, scheduler, address) as restart,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        take_all, open_streams = Replacements.take_all, StreamSet.open
+        if before == "install":
+            monkeypatch.setattr(Replacements, "take_all", hooked_take_all)
+        else:
+            monkeypatch.setattr(StreamSet, "open", hooked_open)
+        distributed, seen = strategy.distribute_dataset(dataset), []
+        for number, batch in enumerate(distributed):
+            seen += by_steps(strategy, batch, restart.begin if number == _KILLED_AT else lambda: None)
+        assert sorted(seen) == list(range(_ROWS))
+        assert killed[0] not in strategy.workers
+        assert strategy.num_replicas_in_sync == 1
+        # Another worker takes the free place.
+        start_workers(started, address, "--no-nanny", ports=("0",))
+        eventually(lambda: [info["status"] for info in workers_of(client).values()] == ["running"] * 2)
+        seen = [row for batch in distributed for row in rows_of(strategy, batch)]
+        assert sorted(seen) == list(range(_ROWS))
+        assert strategy.num_replicas_in_sync == 2
 
 
 def test_datasets_of_a_function_are_created_again_for_the_next_pass(started):

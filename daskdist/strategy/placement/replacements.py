@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Final
 
@@ -149,9 +149,18 @@ class Replacements:
         except WaitTimeoutError as error:
             if not replicas:
                 raise ClusterError(str(error)) from (refused or error)
-        self._places = _places_of(replicas, connected)
-        self._note([place.worker for place in self._places], connected)
+        taken = _places_of(replicas, connected)
+        names = [place.name for place in taken]
+        free = [replace(place, worker="") for place in self._places if place.name not in names]
+        # Workers that come later may take the other places.
+        self._places = taken + free[: max(len(self._places) - len(taken), 0)]
+        self._note([place.worker for place in taken], connected)
         return replicas
+
+    def forget(self, workers: Sequence[str]) -> None:
+        """Let workers be chosen again, which were chosen and did not take part."""
+        for worker in workers:
+            self._known.pop(worker, None)
 
     def _candidates(self, connected: Mapping[str, Mapping[str, Any]]) -> list[str]:
         # A worker that was given up may still be connected.

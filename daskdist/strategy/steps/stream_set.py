@@ -169,7 +169,7 @@ class StreamSet:
     def abandon(self, lost: Sequence[str]) -> None:
         """Close the streams to workers that are lost, and end the calls that need them."""
         self.end_waiting_for(lost)
-        self._loop.call_soon_threadsafe(close_all, [self._streams[address] for address in lost])
+        self._loop.call_soon_threadsafe(close_all, [self._streams[address] for address in self._streams.keys() & lost])
         self.failures.forget_lost(next(self._numbers))
 
     # --- what is sent ---

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from daskdist.core.cardinality import counted
 from daskdist.errors import ClusterError
-from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.group import ReplicaGroup
@@ -17,9 +17,11 @@ from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConne
 from daskdist.strategy.steps.recovery.worker_recovery import WorkerRecovery
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.program_report import ProgramReport
-from daskdist.strategy.steps.remote.worker_streams import install
 
 logger: Final = logging.getLogger("daskdist")
+
+# The most times that other workers are chosen, if some are lost before there are streams to them.
+_MOST_ATTEMPTS: Final = 5
 
 
 class SchedulerRecovery(WorkerRecovery):
@@ -34,6 +36,8 @@ class SchedulerRecovery(WorkerRecovery):
 
     # What the program reports to the scheduler, once the strategy is open.
     report: ProgramReport
+    # True from the choice of other workers until there are streams to them.
+    _is_beginning = False
 
     @property
     def connection(self) -> SchedulerConnection:
@@ -81,14 +85,14 @@ class SchedulerRecovery(WorkerRecovery):
 
     def _continued(self, group: ReplicaGroup) -> ReplicaGroup:
         client, live_workers = self.client, self.live_workers
-        is_begun_again = len(live_workers.missing(workers_of(client))) == len(live_workers.present)
+        missing = live_workers.missing(workers_of(client))
+        is_begun_again = self._is_beginning or len(missing) == len(live_workers.present)
         if is_begun_again:
             group = self._begun_again(group)
         else:
             # Only the connection was lost. Passes begin again from their positions with each new tuple of replicas.
             group = replace(group, replicas=tuple(map(replace, group.replicas)))
-        if note_in_use(client, group.token, group.workers):
-            self.report.start()
+            self._note_in_use(group)
         self._submit.sent_blocks.follow_scheduler()
         self._submit.futures.submit_again(group.workers, are_new=is_begun_again)
         # Reads of values that the loss interrupted start again.
@@ -102,17 +106,40 @@ class SchedulerRecovery(WorkerRecovery):
         return group
 
     def _begun_again(self, group: ReplicaGroup) -> ReplicaGroup:
-        client, live_workers, streams = self.client, self.live_workers, self.streams
+        client = self.client
         why = f"the scheduler at {client.scheduler.address} was lost, and with it all workers"
-        before, replicas = live_workers.present, tuple(self.replacements.take_all(client))
-        group = replace(group, replicas=replicas, lost_with=why, num_lost=group.num_lost + 1)
+        num_attempts = 0
+        while True:
+            num_attempts += 1
+            placed = replace(
+                group, replicas=tuple(self.replacements.take_all(client)), lost_with=why, num_lost=group.num_lost + 1
+            )
+            connected = workers_of(client)
+            try:
+                self._continue_on(placed, why, connected)
+                return placed
+            except (ClusterError, OSError):
+                self.replacements.forget(placed.workers)
+                if num_attempts == _MOST_ATTEMPTS or not self._are_lost(placed.workers, connected):
+                    raise
+
+    def _continue_on(self, group: ReplicaGroup, why: str, connected: Mapping[str, Mapping[str, Any]]) -> None:
+        live_workers, streams, before = self.live_workers, self.streams, self.live_workers.present
+        self._is_beginning = True
         live_workers.replace_all(group.workers, why)
         # Remember their identities, as others may later get their addresses.
-        live_workers.missing(workers_of(client))
+        lost = live_workers.missing(connected)
         gone = Failure.of(ClusterError(f"a result is gone: {live_workers.advice}"))
         self._repeated_calls.fail_last(Failed(gone, None), len(group.replicas))
         streams.abandon(before)
         self.objects.clear()
-        run_on_workers(client, install, self.cross_replica, workers=group.workers)
-        streams.open(group, group.workers)
-        return group
+        if lost:
+            raise ClusterError(f"lost {', '.join(lost)}, which was to have replicas")
+        # The scheduler may have to relay the streams.
+        self._note_in_use(group)
+        self._open(group, group.workers)
+        self._is_beginning = False
+
+    def _note_in_use(self, group: ReplicaGroup) -> None:
+        if note_in_use(self.client, group.token, group.workers):
+            self.report.start()

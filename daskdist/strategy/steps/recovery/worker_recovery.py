@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ logger: Final = logging.getLogger("daskdist")
 
 # Seconds after which the scheduler knows of a loss that the program has noticed.
 _KNOWN_WITHIN_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.05
 # Seconds within which a worker that leaves hands over its values.
 _HANDS_OVER_WITHIN_S: Final = 10.0
 
@@ -171,10 +173,12 @@ class WorkerRecovery:
         workers = list(dict.fromkeys(str(replica.worker) for replica in added))
         try:
             streams.finish()
-            run_on_workers(client, install, self.cross_replica, workers=workers)
-            streams.open(more, workers)
+            self._open(more, workers)
         except (ClusterError, OSError) as error:
             logger.warning("%s cannot take part: %s", ", ".join(workers), error)
+            if self._are_lost(more.workers, connected):
+                # The others can take part later.
+                self.replacements.forget(workers)
             return group
         live_workers.add(workers)
         # Store their identities, as other workers may later get the same addresses.
@@ -185,3 +189,19 @@ class WorkerRecovery:
         note_in_use(client, group.token, more.workers)
         logger.warning("%s takes part; there are %d replicas now", ", ".join(workers), len(more.replicas))
         return more
+
+    def _open(self, group: ReplicaGroup, workers: Sequence[str]) -> None:
+        # Open streams to workers that were chosen.
+        run_on_workers(self.client, install, self.cross_replica, workers=workers)
+        self.streams.open(group, workers)
+
+    def _are_lost(self, workers: Sequence[str], before: Mapping[str, Mapping[str, Any]]) -> bool:
+        # Return whether some workers are not those that were connected before, once the scheduler knows.
+        directories = [before[worker]["local_directory"] if worker in before else None for worker in workers]
+        until = time.monotonic() + _KNOWN_WITHIN_S
+        while True:
+            connected = workers_of(self.client)
+            now = [connected[worker]["local_directory"] if worker in connected else "" for worker in workers]
+            if now != directories or time.monotonic() > until:
+                return now != directories
+            time.sleep(_LOOK_EVERY_S)
