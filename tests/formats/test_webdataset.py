@@ -633,9 +633,19 @@ def test_invalid_keys_are_refused(tmp_path, keys, why):
         written(tmp_path, {"__key__": np.array(keys, TEXT), "cls": np.arange(2)})
 
 
-def test_values_that_cannot_be_written(tmp_path):
-    with pytest.raises(errors.ArgumentError, match="row 0: the field 'json' cannot be written"):
-        written(tmp_path, {"json": np.array([b"x"], object)})
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("json", b"x", "Object of type bytes"),
+        ("json", np.datetime64("2024-01-01", "ns"), "JSON has no times"),
+        ("json", {"a": [np.timedelta64(5, "Y")]}, "JSON has no times"),
+        ("json", {1: 2, "1": 3}, "two of the keys 1, '1' are the same as text"),
+        ("cls", np.uint64(2**63), "does not fit into 64 bits"),
+    ],
+)
+def test_values_that_cannot_be_written(tmp_path, field, value, why):
+    with pytest.raises(errors.ArgumentError, match=f"row 0: the field '{field}' cannot be written: .*{why}"):
+        Dataset.from_list([{field: value}]).to_webdataset(tmp_path)
 
 
 # --- the library ---

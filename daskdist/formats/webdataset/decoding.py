@@ -96,10 +96,7 @@ class Decoding:
             case "image":
                 return self.images.decode(data)
             case "int":
-                number = int(data)
-                if not -(2**63) <= number < 2**63:
-                    raise ValueError(f"{number} does not fit into 64 bits")
-                return number
+                return _int64(int(data))
             case "text":
                 return data.decode("utf-8")
             case "json":
@@ -140,7 +137,7 @@ class Decoding:
             case "image":
                 return encoded_image(name, np.asarray(value))
             case "int":
-                return str(int(value)).encode()
+                return str(_int64(int(value))).encode()
             case "text":
                 return str(value).encode("utf-8")
             case "json":
@@ -192,10 +189,22 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return shape, in_columns, dtype
 
 
+def _int64(number: int) -> int:
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{number} does not fit into 64 bits")
+    return number
+
+
 def _plain(value: Any) -> Any:
     # Convert a nest of leaves to JSON values.
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        items = {str(key): _plain(item) for key, item in value.items()}
+        if len(items) < len(value):
+            raise ValueError(f"two of the keys {', '.join(map(repr, value))} are the same as text")
+        return items
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m"):
+        # NumPy makes integers of some of its times.
+        raise ValueError(f"JSON has no times, and {value!r:.80} is one; make text of it, or save it as npy")
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
