@@ -213,7 +213,7 @@ def test_copies_to_devices_are_described(monkeypatch, strict):
     assert "the program's own thread" not in report
 
     monkeypatch.setattr(strict_device.StrictStream, "delay_s", 0.0)
-    steps = iter(strategy.distribute_dataset(Dataset.range(40).map(slow).batch(8)))
+    steps = iter(strategy.distribute_dataset(Dataset.range(40).map(slower).batch(8)))
     for step in steps:
         strict_device.StrictDevice(0).get(step)
     report = daskdist.explain_slow(steps)
