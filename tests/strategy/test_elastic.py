@@ -9,11 +9,13 @@ import time
 
 import numpy as np
 import pytest
-from conftest import new_cluster
+from conftest import eventually, new_cluster
 
 import daskdist
 from daskdist import Dataset
 from daskdist.errors import ArgumentError
+from daskdist.execute.callers.submit import workers_of
+from daskdist.strategy.steps.stream_set import StreamSet
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -54,6 +56,30 @@ def test_new_workers_have_replicas_from_the_next_pass_on(elastic):
         assert strategy.num_replicas_in_sync == num_replicas
         assert strategy.local_results(strategy.run(count_up)) == (3.0,) * num_replicas
         assert float(count) == 1.0 + num_replicas
+
+
+def test_new_workers_take_part_later_if_one_of_them_is_lost(monkeypatch):
+    open_streams, killed = StreamSet.open, []
+
+    def hooked_open(streams, group, workers):
+        if not killed:
+            killed.append(workers[0])
+            os.kill(streams.client.run(os.getpid, workers=killed)[killed[0]], signal.SIGKILL)
+            eventually(lambda: killed[0] not in workers_of(streams.client))
+        open_streams(streams, group, workers)
+
+    def are_running():
+        return [info["status"] for info in workers_of(client).values()] == ["running"] * 3
+
+    with new_cluster(1) as client, daskdist.MultiWorkerMirroredStrategy(client, elastic=True) as strategy:
+        distributed = strategy.distribute_dataset(Dataset.range(60).batch(6))
+        client.cluster.scale(3)
+        eventually(are_running)
+        monkeypatch.setattr(StreamSet, "open", hooked_open)
+        assert rows_of(strategy, distributed) == (list(range(60)), [1] * 10)
+        assert killed
+        eventually(are_running)
+        assert rows_of(strategy, distributed) == (list(range(60)), [3] * 10)
 
 
 def test_a_loop_that_begins_again_takes_new_workers(tmp_path):
