@@ -299,6 +299,11 @@ class ElementSpec:
         return sum(prod(size or 0 for size in leaf.shape) * leaf.dtype.itemsize for leaf in self.leaves)
 
     @property
+    def row_bytes(self) -> int:
+        """The bytes of one row of a batch by its shapes and dtypes; unknown sizes count as 1."""
+        return sum(prod(size or 1 for size in (leaf.shape or ())[1:]) * leaf.dtype.itemsize for leaf in self.leaves)
+
+    @property
     def packed(self) -> Any:
         """The specs in the structure of an element, as shown to users."""
         return self.structure.pack(self.leaves)

@@ -462,7 +462,8 @@ def test_values_handed_over_stay_if_the_worker_ends_before_it_answers_again(stra
     assert int(summed.read_value()) == 6
 
 
-def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lost_worker(strategy):
+@pytest.mark.parametrize("killed_at", [None, 10])
+def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lost_worker(strategy, killed_at):
     def share(context):
         rows = Dataset.range(1_800).shard(context.num_input_pipelines, context.input_pipeline_id)
         return rows.map(lambda x: x + 0).batch(10)
@@ -470,9 +471,12 @@ def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lo
     steps, lost = strategy.distribute_datasets_from_function(share), strategy.workers[0]
 
     def visit():
+        if killed_at is None:
+            # The loss is noticed while the first data is waited for.
+            kill(strategy, 0)
         for number, batch in enumerate(steps):
             np.asarray(strategy.gather(strategy.run(lambda x: x, args=(batch,)), 0))
-            if number == 10:
+            if number == killed_at:
                 kill(strategy, 0)
 
     with pytest.raises(errors.ClusterError, match=f"lost {lost}"):

@@ -8,8 +8,6 @@ from threading import RLock
 from time import perf_counter
 from typing import Any, Final
 
-import numpy as np
-
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element, type_and_arguments
@@ -136,8 +134,7 @@ class DistributedIterator(Advised):
         self._in_use = Windows("steps", limit_bytes, limit_bytes) if limit_bytes else None
         # True if a bundle was begun since the last check for room.
         self._has_begun_bundle = False
-        # The bytes of a row, as far as the element spec has them.
-        self._row_bytes = sum(map(_row_bytes, self._specs))
+        self._row_bytes = spec.row_bytes
         # Ends the caller's threads when the iterator is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
@@ -250,8 +247,9 @@ class DistributedIterator(Advised):
             self._continue_from(self._interrupted_at)  # type: ignore[arg-type]
         self._interrupted_at = None
 
-    def _continue_with_replicas(self) -> None:
-        # Share out the rest of the pass over the replicas that are left, if some were lost.
+    def _continue_with_replicas(self, failure: Exception | None = None) -> None:
+        # Share out the rest of the pass over the replicas that are left, if some were lost; raise the failure of their
+        # data if that is not possible.
         if not self._has_changed():
             return
         try:
@@ -269,15 +267,17 @@ class DistributedIterator(Advised):
             self._feeds.close()
             self._source, self._call_maps, self.element_spec = source, call_maps, element_spec
             self._continue_from(state)
+        elif failure is not None:
+            raise failure
 
-    def _next(self) -> Any:
+    def _next(self, lost: Exception | None = None) -> Any:
         if self._failure:
             # Raise the failure again instead of skipping it silently.
             raise self._failure[0](*self._failure[1])
         is_taken = False
         try:
             if not self._is_over:
-                self._continue_with_replicas()
+                self._continue_with_replicas(lost)
             value = self._step()
             is_taken = True
             return self._mapped(value)
@@ -299,7 +299,7 @@ class DistributedIterator(Advised):
             # The rest of the pass lacks a step that was taken.
             if isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken and self._has_changed():
                 # A worker was lost while its data was waited for.
-                return self._next()
+                return self._next(error)
             # Keep no reference to the error: its traceback refers to this iterator.
             self._failure = type_and_arguments(error)
             self._close()
@@ -568,11 +568,6 @@ class DistributedIterator(Advised):
             AsyncValue(self._backend, Remote(handle, pick_from_rows(place, number, self._is_writable), worker), spec)
             for number, spec in enumerate(self._specs)
         ]
-
-
-def _row_bytes(spec: Any) -> int:
-    # Unknown lengths count as 1.
-    return int(np.prod([length or 1 for length in (spec.shape or ())[1:]], initial=spec.dtype.itemsize))
 
 
 def _are_uneven(rows: Sequence[Sequence[Any]]) -> bool:
