@@ -6,7 +6,8 @@
 ``workers``: passes over 2 and 3 workers with each sharding policy, in a plain loop, in a captured function and in a
 loop on replicas; in each a random worker is killed before a random step. ``programs``: programs that are killed with
 SIGKILL at a random moment, and resumed from their checkpoint by another. ``schedulers``: passes in which the scheduler
-is killed in a random step, and started again with its workers at the same address. ``states``: sizes of positions at
+is killed in a random step, and started again with its workers at the same address, over one dataset and over datasets
+of a function in turn. ``states``: sizes of positions at
 90 % of a pass, and the time from there to the first batch. ``memory``: a pass over much more data than workers with
 little memory can hold; a worker that exceeds its limit is lost. Combinations take turns until the time is up. Runs of a
 short time with different seeds have different faults, so that several of them are worth one long run.
@@ -56,7 +57,7 @@ class Size:
     seconds
         The time for passes with killed workers, and again for killed programs and for killed schedulers.
     num_passes, num_programs
-        The most passes, and the most programs or schedulers.
+        The most passes, and the most programs, or schedulers for each kind of dataset.
     num_rows, num_buffered
         The rows of a dataset whose positions are measured, and of its shuffle buffer.
     times_memory
@@ -326,6 +327,11 @@ def schedulers(size: Size) -> Iterator[Figure]:
     chance, end, expected = random.Random(size.seed), time.monotonic() + size.seconds, Counter(range(_ROWS))
     num_lost = num_doubled = 0
     gaps: list[float] = []
+
+    def share(context: daskdist.InputContext) -> Dataset:
+        rows = Dataset.range(_ROWS).shard(context.num_input_pipelines, context.input_pipeline_id)
+        return rows.map(np.abs).shuffle(500).batch(context.get_per_replica_batch_size(_BATCH_ROWS))
+
     with (
         tempfile.TemporaryDirectory() as name,
         contextlib.closing(Deployment(Path(name))) as deployment,
@@ -333,12 +339,12 @@ def schedulers(size: Size) -> Iterator[Figure]:
         daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(client, num_workers=2)) as strategy,
     ):
         rows = Dataset.range(_ROWS).map(np.abs).shuffle(500, seed=1).batch(_BATCH_ROWS)
-        distributed = strategy.distribute_dataset(rows)
-        while len(gaps) < size.num_programs and (time.monotonic() < end or not gaps):
+        kinds = [strategy.distribute_dataset(rows), strategy.distribute_datasets_from_function(share)]
+        while len(gaps) < len(kinds) * size.num_programs and (time.monotonic() < end or len(gaps) < len(kinds)):
             kill_at, times = chance.randrange(1, _NUM_STEPS - 1), [time.monotonic()]
             killing = threading.Thread(target=deployment.restart, name="kill")
             visited: Counter[int] = Counter()
-            for number, batch in enumerate(distributed):
+            for number, batch in enumerate(kinds[len(gaps) % len(kinds)]):
                 step = strategy.run(np.asarray, args=(batch,))
                 if number == kill_at:
                     killing.start()

@@ -26,6 +26,10 @@ class DatasetBase(Nested):
     def _computed_rows(self) -> Iterator[Rows]:
         raise NotImplementedError
 
+    @property
+    def _fingerprint(self) -> str:
+        raise NotImplementedError
+
 
 def node_of(dataset: DatasetBase) -> Node:
     """Return the pipeline of a dataset."""
@@ -40,6 +44,11 @@ def primitive_of(dataset: DatasetBase) -> Primitive:
 def element_spec_of(dataset: DatasetBase) -> ElementSpec:
     """Return the ``element_spec`` of a dataset as structure and leaves."""
     return dataset._current_spec()
+
+
+def pipeline_fingerprint(dataset: DatasetBase) -> str:
+    """Return the fingerprint of the pipeline of a dataset."""
+    return dataset._fingerprint
 
 
 def computed_rows(dataset: DatasetBase) -> Iterator[Rows]:

@@ -350,6 +350,8 @@ class Stream:
         the same rows from ``first`` on. None if that needs nothing, as errors move no rows.
     read
         Starts a pass of elements as rows, in place of ``start``.
+    is_repeatable
+        Whether another such pass has the same rows without a position, even if ``held`` is made again elsewhere.
     """
 
     start: Callable[[], ElementStream]
@@ -358,6 +360,7 @@ class Stream:
     begin: Callable[[Sequence[Any], Epoch, bytes | None], Any] | None = None
     position: Callable[[Sequence[Any], int], bytes | None] | None = None
     read: Callable[[Epoch], RowReader] | None = None
+    is_repeatable: bool = True
     grouped = 0
 
 

@@ -31,6 +31,8 @@ from daskdist.execute.task_times import TaskTimes
 
 Handle = Any
 Graph = dict[Any, Any]
+# Returns the function and the arguments of a call that is made again; None if it cannot be.
+CallAgain = Callable[[], tuple[Any, ...] | None]
 # Returns the workers that already have the data of a split.
 SplitLocations = Callable[[Split], Sequence[str]]
 MIB = 2**20
@@ -130,6 +132,7 @@ class Caller(Protocol):
         is_pinned: bool = False,
         is_cheap: bool = False,
         is_costly: bool = True,
+        again: CallAgain | None = None,
         name: str,
     ) -> Handle:
         """Call ``function(results of the handles, *args)``.
@@ -147,6 +150,9 @@ class Caller(Protocol):
             more than the call itself.
         is_costly
             Whether the call may take longer than sending its arguments and its result to another process and back.
+        again
+            Returns the call that is made instead, with as many arguments, if the result is lost with the scheduler of a
+            cluster; it is the same call if this is None.
         name
             The name of the task.
         """

@@ -19,7 +19,7 @@ _POOLS_OF_MEMORY: Final = 8
 
 
 def submit_task(
-    client: Client, key: str, pickled: bytes, depth: int, is_pinned: bool, inputs: list[Any], worker: str | None
+    client: Client, key: str, depth: int, is_pinned: bool, pickled: bytes, inputs: list[Any], worker: str | None
 ) -> Future:
     """Submit a task.
 
@@ -27,12 +27,12 @@ def submit_task(
     ----------
     client, key
         The connection to the cluster, and the key of the task.
-    pickled
-        The first argument of `call_sent`.
     depth
         The number of tasks of which each needs the one before it, up to this one.
     is_pinned
         Whether no other worker may run it.
+    pickled
+        The first argument of `call_sent`.
     inputs
         The futures that it needs, possibly in lists, and None for other arguments.
     worker

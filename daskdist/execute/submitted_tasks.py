@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ class SubmittedTask:
     Parameters
     ----------
     send
-        Submits it with its inputs and the address of its worker (None for any), and returns the future. None if it
+        Submits it with its inputs and the address of its worker (None for any), and returns the future; None if it
         cannot be submitted again, as the program no longer has the data.
     inputs
         The tasks whose results it needs, possibly in lists, and None for other arguments.
@@ -31,13 +31,16 @@ class SubmittedTask:
         The address of its worker.
     is_pinned
         Whether no other worker may run it.
+    needs_disk
+        Whether that is as it reads a file on its worker's disk, which one in its place may lack.
     """
 
-    send: Callable[[list[Any], str | None], Future] | None = None
+    send: Callable[[list[Any], str | None], Future | None] | None = None
     inputs: list[Any] = field(default_factory=list)
     depth: int = 0
     worker: str | None = None
     is_pinned: bool = False
+    needs_disk: bool = False
     number: int = field(default_factory=_numbers.__next__)
 
 
@@ -67,18 +70,16 @@ class SubmittedTasks:
             for value in values
         ]
 
-    def submit_again(self, workers: Collection[str], *, are_new: bool) -> None:
+    def submit_again(self, successors: Mapping[str, str]) -> None:
         """Submit all tasks again whose futures are cancelled, as their scheduler is lost; the futures remain the same.
 
         Futures of tasks that cannot be submitted again remain cancelled: those of data that only the cluster had, and
-        those that only a lost worker may run.
+        those that only a worker without a successor may run.
 
         Parameters
         ----------
-        workers
-            The addresses of the other scheduler's workers.
-        are_new
-            Whether all of them are other processes, also those at the addresses of lost ones.
+        successors
+            worker -> the worker of the other scheduler in its place.
         """
         futures = [(future, self._tasks[future]) for future in self if future.cancelled()]
         tasks: dict[int, SubmittedTask] = {}
@@ -95,11 +96,15 @@ class SubmittedTasks:
         again: dict[int, Future] = {}
         for number in sorted(tasks):
             task = tasks[number]
-            worker = task.worker if task.worker in workers else None
+            worker = None if task.worker is None else successors.get(task.worker)
             is_lost = any(needed.number not in again for needed in tasks_in(task.inputs))
-            if task.send is None or is_lost or (task.is_pinned and (are_new or worker is None)):
+            is_elsewhere = worker is None or (task.needs_disk and worker != task.worker)
+            if task.send is None or is_lost or (task.is_pinned and is_elsewhere):
                 continue
-            again[number] = task.send(_futures_for(task.inputs, again), worker)
+            submitted = task.send(_futures_for(task.inputs, again), worker)
+            if submitted is None:
+                continue
+            again[number], task.worker = submitted, worker
             for future in keys.get(number, ()):
                 future._state = again[number]._state
 

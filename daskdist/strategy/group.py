@@ -72,6 +72,11 @@ class ReplicaGroup:
         """Return the numbers of the replicas on a worker."""
         return self.members_of.get(worker, ())
 
+    @property
+    def num_members(self) -> tuple[int, ...]:
+        """The number of replicas on each worker, in the order of `workers`."""
+        return tuple(map(len, self.members_of.values()))
+
     @cached_property
     def members_of(self) -> dict[str, tuple[int, ...]]:
         """The numbers of the replicas on each worker."""

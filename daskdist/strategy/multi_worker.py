@@ -79,8 +79,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     If the scheduler is lost, and with it all workers, a strategy waits as long as ``daskdist.timeouts.scheduler`` says
     for another one at the same address, and then as long as ``daskdist.timeouts.workers`` says for as many workers as
     there were; with fewer it continues, too. Passes continue, and steps that failed are made again, as after the loss
-    of a worker. Variables have no values until they are assigned, for example by `Checkpoint.restore`; variables of
-    objects have to be created again. Other values that only the old workers had raise `ClusterError`.
+    of a worker; over datasets of a function only if they are the same again, see `DistributedDataset`. Variables have
+    no values until they are assigned, for example by `Checkpoint.restore`; variables of objects have to be created
+    again. Other values that only the old workers had raise `ClusterError`.
 
     `status` shows what workers are doing. Dask shows it too: the workers page of its dashboard has the columns
     ``daskdist_replicas`` and ``daskdist_running``, and ``client.scheduler_info()`` lists them in a worker's metrics.

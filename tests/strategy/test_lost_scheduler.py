@@ -139,6 +139,27 @@ def of_dask(folder):
     return Dataset.from_dask(da.arange(_ROWS, chunks=70).map_blocks(np.abs)).map(np.abs)
 
 
+def of_function(folder):
+    def slowly(row):
+        # The time varies, and with it how many rows a worker has ready at a time.
+        time.sleep(time.perf_counter_ns() % 997 / 997_000)
+        return row
+
+    # A local function, which is sent whole: the workers do not find the modules of tests.
+    def dataset_fn(context):
+        share = Dataset.range(_ROWS).shard(context.num_input_pipelines, context.input_pipeline_id)
+        # The seed of the shuffle is drawn on the worker.
+        return share.map(slowly).shuffle(100).batch(_BATCH_ROWS)
+
+    return dataset_fn
+
+
+def distributed_by(strategy, rows, folder):
+    if rows is of_function:
+        return strategy.distribute_datasets_from_function(of_function(folder))
+    return strategy.distribute_dataset(rows(folder).shuffle(100, seed=1).batch(_BATCH_ROWS))
+
+
 @pytest.mark.parametrize(
     ("visit", "rows", "options", "workers_first"),
     [
@@ -146,26 +167,49 @@ def of_dask(folder):
         (by_steps, of_files, ("--nanny",), False),
         (by_steps, of_memory, ("--no-nanny",), True),
         (by_steps, of_dask, ("--no-nanny",), False),
+        (by_looking, of_function, ("--no-nanny",), True),
+        (by_steps, of_function, ("--nanny",), False),
     ],
 )
 def test_a_pass_continues_with_another_scheduler(started, tmp_path, caplog, visit, rows, options, workers_first):
     scheduler, address = cluster(started, 0, "0", *options)
-    dataset = rows(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
     with (
         Client(address, set_as_default=False) as client,
         Restart(started, scheduler, address, *options, workers_first=workers_first) as restart,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
-        seen = []
-        for number, batch in enumerate(strategy.distribute_dataset(dataset)):
+        seen, distributed = [], distributed_by(strategy, rows, tmp_path)
+        for number, batch in enumerate(distributed):
             seen += visit(strategy, batch, restart.begin if number == _KILLED_AT else lambda: None)
         assert sorted(seen) == list(range(_ROWS))
         assert strategy.num_replicas_in_sync == 2
         assert f"lost the scheduler at {address}; it is waited for" in caplog.text
         assert f"joined the scheduler at {address} again" in caplog.text
         # The next pass is an ordinary one.
-        seen = [row for batch in strategy.distribute_dataset(dataset) for row in rows_of(strategy, batch)]
+        seen = [row for batch in distributed for row in rows_of(strategy, batch)]
         assert sorted(seen) == list(range(_ROWS))
+
+
+@pytest.mark.parametrize("rows", [of_files, of_function])
+def test_a_pass_in_a_captured_function_continues(started, tmp_path, rows):
+    scheduler, address = cluster(started, 0)
+    with (
+        Client(address, set_as_default=False) as client,
+        Restart(started, scheduler, address) as restart,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+
+        @daskdist.function
+        def visit(batches):
+            parts = []
+            for number, batch in enumerate(batches):
+                parts.append(strategy.gather(strategy.run(np.asarray, args=(batch,)), 0))
+                if number == _KILLED_AT:
+                    restart.begin()
+            return parts
+
+        seen = np.concatenate(list(map(np.asarray, visit(distributed_by(strategy, rows, tmp_path)))))
+        assert sorted(seen.tolist()) == list(range(_ROWS))
 
 
 def test_a_pass_continues_with_fewer_workers(started, tmp_path):
@@ -177,11 +221,19 @@ def test_a_pass_continues_with_fewer_workers(started, tmp_path):
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
         dask.config.set({"daskdist.timeouts.workers": 3}),
     ):
+        # The rows of a function's datasets are not divided again.
+        distributed = strategy.distribute_datasets_from_function(of_function(tmp_path))
+        batches = iter(distributed)
+        rows_of(strategy, next(batches))
         seen = []
         for number, batch in enumerate(strategy.distribute_dataset(dataset)):
             seen += by_steps(strategy, batch, restart.begin if number == _KILLED_AT else lambda: None)
         assert sorted(seen) == list(range(_ROWS))
         assert strategy.num_replicas_in_sync == 1
+        with pytest.raises(ClusterError, match=f"the scheduler at {address}"):
+            [rows_of(strategy, batch) for batch in batches]
+        seen = [row for batch in distributed for row in rows_of(strategy, batch)]
+        assert sorted(seen) == list(range(_ROWS))
 
 
 @pytest.mark.parametrize(("before", "relay"), [("install", True), ("open", "auto")])
@@ -231,31 +283,43 @@ def test_a_worker_is_lost_while_the_strategy_joins_another_scheduler(started, tm
         assert strategy.num_replicas_in_sync == 2
 
 
-def test_datasets_of_a_function_are_created_again_for_the_next_pass(started):
-    def dataset_fn(context):
-        return Dataset.range(_ROWS).shard(context.num_input_pipelines, context.input_pipeline_id).batch(_BATCH_ROWS)
-
+def test_passes_over_datasets_that_may_differ_end_with_an_error(started):
     scheduler, address = cluster(started, 0)
+    spec = daskdist.TensorSpec((), np.int64)
+    reasons = {
+        lambda _: Dataset.from_generator(lambda: iter(range(40)), output_signature=spec).batch(4): (
+            "from_generator may not give the same elements again"
+        ),
+        lambda _: Dataset.from_tensor_slices(np.random.default_rng().permutation(40)).batch(4): (
+            "has created other ones"
+        ),
+        lambda _: Dataset.range(40).batch(4).with_options(daskdist.Options(deterministic=False)): "any order",
+        lambda _: Dataset.range(40).batch(4).ignore_errors(): "elements that fail are left out",
+        lambda _: Dataset.range(40).shuffle(9).cache().batch(4): "cache replays the random order of an earlier pass",
+    }
     with (
         Client(address, set_as_default=False) as client,
         Restart(started, scheduler, address) as restart,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
-        distributed = strategy.distribute_datasets_from_function(dataset_fn)
-        batches = iter(distributed)
-        rows_of(strategy, next(batches))
+        datasets = [strategy.distribute_datasets_from_function(dataset_fn) for dataset_fn in reasons]
+        begun = list(map(iter, datasets))
+        under_way = [strategy.run(np.asarray, args=(next(batches),)) for batches in begun]
         restart.begin()
-        with pytest.raises(ClusterError, match=f"the scheduler at {address}"):
-            [rows_of(strategy, batch) for batch in batches]
-        seen = [row for batch in distributed for row in rows_of(strategy, batch)]
-        assert sorted(seen) == list(range(_ROWS))
+        for batches, reason in zip(begun, reasons.values(), strict=True):
+            with pytest.raises(ClusterError, match=f"lost with the scheduler, .*{reason}"):
+                [rows_of(strategy, batch) for batch in batches]
+        del under_way
+        for distributed in datasets:
+            seen = [row for batch in distributed for row in rows_of(strategy, batch)]
+            assert sorted(seen) == sorted([*range(40), *range(40)])
 
 
-def test_a_pass_goes_on_with_workers_at_the_same_addresses(started, tmp_path):
+@pytest.mark.parametrize("rows", [of_files, of_function])
+def test_a_pass_goes_on_with_workers_at_the_same_addresses(started, tmp_path, rows):
     _, address = cluster(started, 0)
-    dataset = of_files(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
     with Client(address, set_as_default=False) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
-        distributed, workers = strategy.distribute_dataset(dataset), strategy.workers
+        distributed, workers = distributed_by(strategy, rows, tmp_path), strategy.workers
         pids = {client.run(os.getpid)[worker] for worker in workers}
         for num_losses in (1, 2):
             with Restart(started, started.processes[0], address, worker_ports=map(port_of, workers)) as restart:
@@ -268,6 +332,9 @@ def test_a_pass_goes_on_with_workers_at_the_same_addresses(started, tmp_path):
             assert len(pids) == 2 + 2 * num_losses
         # Those that are lost later are the ones that are there now.
         os.kill(client.run(os.getpid)[workers[0]], signal.SIGKILL)
+        if rows is of_function:
+            with pytest.raises(ClusterError, match=f"lost {workers[0]}"):
+                [by_steps(strategy, batch, lambda: None) for batch in distributed]
         seen = [row for batch in distributed for row in by_steps(strategy, batch, lambda: None)]
         assert sorted(seen) == list(range(_ROWS))
         assert strategy.workers == workers[1:]
@@ -304,19 +371,21 @@ def test_what_only_workers_had_is_lost_with_the_scheduler(started, tmp_path, at_
         assert float(total) == 1.0
 
 
-def test_a_lost_connection_to_a_scheduler_that_is_still_there_loses_nothing(started, tmp_path):
+@pytest.mark.parametrize("rows", [of_files, of_function])
+def test_a_lost_connection_to_a_scheduler_that_is_still_there_loses_nothing(started, tmp_path, rows):
     _, address = cluster(started, 0)
-    dataset = of_files(tmp_path).shuffle(100, seed=1).batch(_BATCH_ROWS)
     with Client(address, set_as_default=False) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         with strategy.scope():
             total = daskdist.Variable(1.0)
         connection = client.scheduler_comm
+
+        def lose_connection():
+            client.loop.add_callback(connection.comm.abort)
+            eventually(lambda: client.status == "running" and client.scheduler_comm is not connection)
+
         seen = []
-        for number, batch in enumerate(strategy.distribute_dataset(dataset)):
-            if number == _KILLED_AT:
-                client.loop.add_callback(connection.comm.abort)
-                eventually(lambda: client.status == "running" and client.scheduler_comm is not connection)
-            seen += by_steps(strategy, batch, lambda: None)
+        for number, batch in enumerate(distributed_by(strategy, rows, tmp_path)):
+            seen += by_steps(strategy, batch, lose_connection if number == _KILLED_AT else lambda: None)
         assert sorted(seen) == list(range(_ROWS))
         assert float(total) == 1.0
 
@@ -364,10 +433,9 @@ def loop_that_kills(pid):
     return loop
 
 
-@pytest.mark.parametrize("restart", [0, 2])
-def test_a_loop_on_replicas_continues_on_another_scheduler(started, tmp_path, restart):
+@pytest.mark.parametrize(("restart", "rows"), [(0, of_files), (2, of_files), (2, of_function)])
+def test_a_loop_on_replicas_continues_on_another_scheduler(started, tmp_path, restart, rows):
     scheduler, address = cluster(started, 0)
-    dataset = Dataset.range(_ROWS).shuffle(100, seed=1).batch(_BATCH_ROWS)
     manager = daskdist.CheckpointManager(str(tmp_path / "checkpoints"))
     loop = loop_that_kills(scheduler.pid)
     with (
@@ -377,7 +445,7 @@ def test_a_loop_on_replicas_continues_on_another_scheduler(started, tmp_path, re
     ):
         # The loop kills the scheduler itself.
         threading.Thread(target=lambda: (scheduler.wait(60), begun.begin())).start()
-        args = strategy.distribute_dataset(dataset), manager
+        args = distributed_by(strategy, rows, tmp_path), manager
         if not restart:
             with pytest.raises(ClusterError, match=f"the scheduler at {address}"):
                 strategy.local_results(strategy.run(loop, args=args))

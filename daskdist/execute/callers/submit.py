@@ -26,7 +26,7 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, same, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError, RepeatedLossError
-from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
+from daskdist.execute.caller import CallAgain, Graph, Handle, Report, SplitLocations, report_of
 from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks, copied
@@ -152,10 +152,11 @@ class Submit:
         *args: Any,
         worker: str | None = None,
         is_pinned: bool = False,
+        again: CallAgain | None = None,
         name: str,
         **_: Any,
     ) -> Handle:
-        return self._submit(name, worker, function, list(handles), *args, is_pinned=is_pinned)
+        return self._submit(name, worker, function, list(handles), *args, is_pinned=is_pinned, again=again)
 
     def source(
         self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str, **_: Any
@@ -168,7 +169,7 @@ class Submit:
             return self._send(name, worker, function, replace(args[0], payload=block), block.nbytes)
         splits = [arg for arg in args if isinstance(arg, Split)]
         is_local = worker is not None and any(worker in self._locations_of(split) for split in splits)
-        return self._submit(name, worker, function, *args, is_pinned=is_local)
+        return self._submit(name, worker, function, *args, is_pinned=is_local, needs_disk=is_local)
 
     def _placed_on_one(self, data: Any, worker: str | None) -> tuple[Future, str]:
         # On a worker, or on another if it was lost a moment ago.
@@ -278,21 +279,27 @@ class Submit:
         self.wait(handles, is_one_enough=True)
 
     def _submit(
-        self, name: str, worker: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
+        self,
+        name: str,
+        worker: str | None,
+        function: Callable[..., Any],
+        *args: Any,
+        is_pinned: bool = False,
+        needs_disk: bool = False,
+        again: CallAgain | None = None,
     ) -> Future:
         self._check_open()
-        # Dask unpickles a task while it reads a worker's messages: an error there, such as a module that the worker
-        # lacks, would stop the worker. So functions and their arguments are unpickled inside the task.
         futures = [list(_futures_of([arg])) for arg in args]
         rest = [None if inside else arg for arg, inside in zip(args, futures, strict=True)]
-        sent = function, rest, self.token, name
-        pickled = dumps_on_host(sent, by_value=True) if are_loaded() else dumps(sent)
         inputs = [arg if inside else None for arg, inside in zip(args, futures, strict=True)]
         tasks = self.futures.inputs_of(inputs)
         depth = max((needed.depth + 1 for needed in tasks_in(tasks)), default=0)
-        send = partial(submit_task, self.client, self.key_of(name), pickled, depth, is_pinned)
+        submit = partial(submit_task, self.client, self.key_of(name), depth, is_pinned)
+        pickled = partial(_pickled, self.token, name)
+        send = partial(submit, pickled(function, rest))
         future = send(inputs, worker)
-        self.futures.add(future, SubmittedTask(send, tasks, depth, worker, is_pinned))
+        send_again = send if again is None else partial(_send_again, submit, pickled, again)
+        self.futures.add(future, SubmittedTask(send_again, tasks, depth, worker, is_pinned, needs_disk))
         return future
 
     def key_of(self, name: str) -> str:
@@ -508,6 +515,25 @@ class Submit:
         if self.client.status == "running":
             for future in list(self.futures):
                 future.release()
+
+
+def _pickled(token: str, name: str, function: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    # Dask unpickles a task while it reads a worker's messages: an error there, such as a module that the worker lacks,
+    # would stop the worker. So functions and their arguments are unpickled inside the task.
+    sent = function, args, token, name
+    return dumps_on_host(sent, by_value=True) if are_loaded() else dumps(sent)
+
+
+def _send_again(
+    submit: Callable[..., Future],
+    pickled: Callable[..., bytes],
+    again: CallAgain,
+    inputs: list[Any],
+    worker: str | None,
+) -> Future | None:
+    # The first argument of the call is the list of its handles, which is among the inputs.
+    call = again()
+    return None if call is None else submit(pickled(call[0], [None, *call[1:]]), inputs, worker)
 
 
 def is_key_of_ours(key: Any) -> bool:

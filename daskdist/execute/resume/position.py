@@ -97,6 +97,10 @@ class PipelineIdentity:
         """Return the identity of a pipeline with a given fingerprint that runs as a primitive."""
         return cls(token, "\n".join(_lines(node)), ", ".join(_names(primitive)))
 
+    def is_like(self, other: PipelineIdentity) -> bool:
+        """Return whether a pass over one pipeline may continue over the other."""
+        return (self.fingerprint, self.order) == (other.fingerprint, other.order)
+
     def check(self, state: Mapping[str, Any]) -> None:
         """Check that a state is of this pipeline.
 

@@ -17,7 +17,7 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.deferring import Deferred
-from daskdist.execute.resume.recorded_answers import Path, PathKey
+from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Path, PathKey
 from daskdist.execute.stream.calls import PulledAgain, pulled
 from daskdist.execute.stream.cursors import BlockCursor
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
@@ -204,20 +204,17 @@ class WorkerStreamCursor(BlockCursor):
             # A block without rows was pulled at the end.
             num_rows = self.log.cuts[self.num_cut] or num_rows
         self._note_cut(num_rows)
-        function: Any = self._again(self.num_cut - 1) if is_recorded else pulled
+        number = self.num_cut - 1
+        function: Any = _pulled_again(stream.name, self.log, number) if is_recorded else pulled
         # The call also has the first row that a position still needs.
         first = () if is_recorded or stream.position is None else (self._first_needed(self.runtime.num_passed),)
         args = num_rows, *first
-        handle = caller.call(function, handles, *args, worker=self._worker, is_pinned=True, name=stream.name)
+        again = partial(_call_again, stream.name, self.log, number, is_repeatable=stream.is_repeatable)
+        handle = caller.call(
+            function, handles, *args, worker=self._worker, is_pinned=True, again=again, name=stream.name
+        )
         self._latest = handle
         return self._refer(handle, None, int(num_rows * self.row_bytes), self._worker)
-
-    def _again(self, number: int) -> PulledAgain:
-        elements = self.log.elements_left_out(number)
-        # Elements that were left out without an error are not among the rows.
-        left_out = frozenset([element.number for element in elements if element.is_raised])
-        first = sum(self.log.cuts[:number]) if self.log.values else None
-        return PulledAgain(self.stream.name, left_out, self.log.failed.get(number, frozenset()), first)
 
     def _first_needed(self, num_passed: int) -> int:
         # Return the number of the first element of the first block that was not handed out as a whole.
@@ -259,3 +256,23 @@ class WorkerStreamCursor(BlockCursor):
     def _came_empty(self) -> None:
         self.is_over = True
         self.pending.clear()
+
+
+def _pulled_again(name: str, log: AnswerLog, number: int) -> PulledAgain:
+    # The call that pulls a recorded block again.
+    elements = log.elements_left_out(number)
+    # Elements that were left out without an error are not among the rows.
+    left_out = frozenset([element.number for element in elements if element.is_raised])
+    first = sum(log.cuts[:number]) if log.values else None
+    return PulledAgain(name, left_out, log.failed.get(number, frozenset()), first)
+
+
+def _call_again(
+    name: str, log: AnswerLog, number: int, *, is_repeatable: bool
+) -> tuple[Callable[..., Any], int] | None:
+    # The call that pulls a block of another pass like its own. Each may have other numbers of rows ready, and so this
+    # block has to be counted.
+    if not is_repeatable or number >= len(log.rows):
+        return None
+    num_rows = log.rows[number]
+    return _pulled_again(name, log, number), log.cuts[number] if num_rows == HAS_FAILED else num_rows

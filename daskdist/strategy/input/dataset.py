@@ -125,6 +125,11 @@ class DistributedDataset:
     After a worker is lost, an iterator continues with the remaining replicas, and every row is in one completed step;
     see `Strategy.distribute_dataset`. Datasets of a function stay on their workers: an iterator over them continues
     with the remaining ones, and fails if it needs one that was lost.
+
+    If the scheduler is lost, and with it all workers, the function is called again on the workers of another one. An
+    iterator continues from its position if there are as many replicas on as many workers, and if the function creates
+    the same datasets: of the same operations, functions and data. It fails if elements come in any order, are left out
+    as they fail, are those of a generator, of the data service or of Dask collections, or are shuffled before a cache.
     """
 
     def __init__(

@@ -70,13 +70,22 @@ def _make_feed(
         Decision(AutoShardPolicy.OFF, f"called once for each input pipeline, of which there are {len(served)}"),
         f"by {getattr(dataset_fn, '__qualname__', repr(dataset_fn))}",
         tuple(dataset.summary.device_maps for dataset in datasets),
-        PassSource(pipelines[0].node, spec, pipelines, len(served), "OFF", known_identity=_identity_of(datasets)),
+        PassSource(
+            pipelines[0].node,
+            spec,
+            pipelines,
+            len(served),
+            "OFF",
+            known_identity=_identity_of(datasets),
+            obstacle=next(filter(None, (dataset.summary.obstacle for dataset in datasets)), ""),
+        ),
     )
 
 
 def _identity_of(datasets: Sequence[PipelineDataset]) -> PipelineIdentity:
-    plans = [dataset.summary.identity for dataset in datasets]
-    return PipelineIdentity(str(tokenize(plans)), "\n".join(reversed(plans[0].splitlines())))
+    identities = [dataset.summary.identity for dataset in datasets]
+    fingerprints, orders = zip(*((identity.fingerprint, identity.order) for identity in identities), strict=True)
+    return PipelineIdentity(str(tokenize(fingerprints)), identities[0].operations, "; ".join(orders))
 
 
 def _counters_in(function: Any) -> list[PassCounter]:

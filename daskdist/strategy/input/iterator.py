@@ -261,8 +261,7 @@ class DistributedIterator(Advised):
             raise
         self._replicas = self._replicas_left()  # type: ignore[misc]
         source, call_maps, element_spec = self._follow()  # type: ignore[misc]
-        # Datasets of a function stay on their workers, where each step is split again.
-        if source.share_out is not None:
+        if source.follows(self._source):
             state = self._state(*self._numbers())
             self._feeds.close()
             self._source, self._call_maps, self.element_spec = source, call_maps, element_spec

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
+from typing import Any, Final
 
 from daskdist.core.block import Bundle, Rows
-from daskdist.core.dataset_base import element_spec_of, node_of, primitive_of
+from daskdist.core.dataset_base import element_spec_of, node_of, pipeline_fingerprint, primitive_of
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.node import CountingNode, Facts, Source, walk
+from daskdist.core.node import CountingNode, Facts, Node, Source, counting, walk
 from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.dataset import Dataset, spec_by
 from daskdist.display.plan import tree
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.resume.packing import pack, unpack
@@ -33,12 +33,29 @@ from daskdist.strategy.input.device_maps import DeviceMaps, SuppliedDataset
 from daskdist.strategy.input.options import InputContext
 from daskdist.strategy.values.error_context import add_context
 
+# The error if a lost dataset cannot be created again.
+CREATES_ANOTHER: Final = (
+    "the datasets of a function were lost with the scheduler, and the function, called again, has created other "
+    "ones: a pass continues only over datasets of the same operations, functions and data; begin another pass"
+)
+
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """The spec, cardinality, options, plan and drawn seeds of a dataset on a worker.
+    """The facts about a dataset on a worker that the program needs.
 
-    ``leaves_out`` says whether it leaves out elements that fail; ``identity`` is the plan without drawn seeds.
+    Parameters
+    ----------
+    spec, cardinality, options, plan, device_maps
+        Its spec, cardinality, options, plan, and the functions that replicas call on their devices.
+    seeds
+        The seeds that its operations have drawn.
+    identity
+        Its identity, independent of these.
+    moves_elements
+        Whether another run of a pass may have elements in other places, so that a position needs what this run knows.
+    obstacle
+        Why a pass cannot continue once this dataset is lost, even with the same one on another worker; "" if it can.
     """
 
     spec: ElementSpec
@@ -46,9 +63,10 @@ class DatasetSummary:
     options: Options
     plan: str
     device_maps: DeviceMaps
-    leaves_out: bool
     seeds: tuple[int, ...]
-    identity: str
+    identity: PipelineIdentity
+    moves_elements: bool
+    obstacle: str
 
 
 def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
@@ -59,18 +77,38 @@ def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
 
     spec, options = spec_by(dataset, caller), dataset.options()
     node = node_of(dataset)
-    leaves_out = options.on_error == "skip" or any(part.facts.leaves_out_failed for part in walk(node))
-    seeds = tuple(drawn_seeds(node))
+    moves = _why_elements_move(node, options)
     return DatasetSummary(
         spec,
         dataset.cardinality(),
         options,
         tree(node),
         dataset.device_maps,
-        leaves_out,
-        seeds,
-        tree(with_drawn(node, [0] * len(seeds))) if seeds else tree(node),
+        tuple(drawn_seeds(node)),
+        _identity_of(dataset),
+        bool(moves),
+        moves or _why_not_repeatable(node),
     )
+
+
+def _identity_of(dataset: Dataset) -> PipelineIdentity:
+    node = node_of(dataset)
+    unseeded = with_drawn(node, [0] * len(drawn_seeds(node)))
+    return PipelineIdentity.of(unseeded, pipeline_fingerprint(dataset), primitive_of(dataset))
+
+
+def _why_elements_move(node: Node, options: Options) -> str:
+    if options.on_error == "skip" or any(part.facts.leaves_out_failed for part in walk(node)):
+        return "elements that fail are left out, and others may fail now"
+    if options.deterministic is False:
+        return "elements come in any order (deterministic=False)"
+    names = [part.name for part in walk(node) if part.replays_first_pass and any(counting(part))]
+    return f"{', '.join(names)} replays the random order of an earlier pass" if names else ""
+
+
+def _why_not_repeatable(node: Node) -> str:
+    names = [part.name for part in walk(node) if not part.is_repeatable]
+    return f"{', '.join(names)} may not give the same elements again" if names else ""
 
 
 def make_dataset(
@@ -217,14 +255,29 @@ class BeginWorkerPass:
     passes
         The numbers of the passes.
     seeds
-        The seeds to use in place of those that the dataset has drawn; none to keep those.
+        The seeds to use in place of those that the dataset has drawn.
+    identity
+        The identity of the dataset, which may have been created again.
     """
 
     passes: PassNumber
     seeds: tuple[int, ...]
+    identity: PipelineIdentity
 
     def __call__(self, values: Sequence[Dataset], epoch: Epoch, position: bytes | None) -> WorkerPass:
-        dataset = Dataset(with_drawn(node_of(values[0]), self.seeds)) if self.seeds else values[0]
+        """Begin a pass.
+
+        Raises
+        ------
+        ClusterError
+            The function has created another dataset than before.
+        """
+        (dataset,) = values
+        if not _identity_of(dataset).is_like(self.identity):
+            raise ClusterError(CREATES_ANOTHER)
+        node = node_of(dataset)
+        if drawn_seeds(node) != list(self.seeds):
+            dataset = Dataset(with_drawn(node, self.seeds))
         return WorkerPass(dataset, self.passes.of(epoch), position)
 
 
@@ -283,8 +336,10 @@ class OnWorker(CountingNode, Source):
         return self.known.cardinality
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        position = position_on_worker if self.known.leaves_out else None
-        return Stream(_nothing_here, self.name, self.held, BeginWorkerPass(self.passes, self.seeds), position)
+        known = self.known
+        begin = BeginWorkerPass(self.passes, self.seeds or known.seeds, known.identity)
+        position = position_on_worker if known.moves_elements else None
+        return Stream(_nothing_here, self.name, self.held, begin, position, is_repeatable=not known.obstacle)
 
     def __str__(self) -> str:
         return f"dataset_fn on {self.worker}:\n" + "\n".join(f"  {line}" for line in self.known.plan.splitlines())

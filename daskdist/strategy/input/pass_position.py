@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from daskdist.config import in_bytes
 from daskdist.core.node import Node, walk
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
 from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.ops.read_files import ReadFiles
@@ -19,7 +19,7 @@ from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rest_of_pass import PassLayout, PassSection, final_batch, rest_of, with_batch_size
 from daskdist.passes.seed import drawn_seeds, with_drawn
-from daskdist.strategy.input.on_worker import OnWorker
+from daskdist.strategy.input.on_worker import CREATES_ANOTHER, OnWorker
 from daskdist.strategy.input.pipeline import Pipeline
 
 
@@ -66,6 +66,8 @@ class PassSource:
         the division cannot change.
     known_identity
         The identity of the dataset; None to derive it from the nodes.
+    obstacle
+        Why a pass cannot continue over datasets that are created again; "" if it can.
     """
 
     node: Node
@@ -75,6 +77,7 @@ class PassSource:
     policy: str
     share_out: Callable[[Node, int, int], tuple[str, Sequence[Node]]] | None = None
     known_identity: PipelineIdentity | None = None
+    obstacle: str = ""
 
     @cached_property
     def layout(self) -> PassLayout:
@@ -92,6 +95,29 @@ class PassSource:
             return self.known_identity
         node = with_batch_size(self.node, 1)
         return PipelineIdentity.of(node, fingerprint(node), plan(node))
+
+    def follows(self, before: PassSource) -> bool:
+        """Return whether a pass over an earlier division continues with this one, after replicas were lost.
+
+        Pipelines of a function's datasets stay on their workers, unless all workers are lost and there are as many.
+
+        Raises
+        ------
+        ClusterError
+            The datasets are lost, and the pass cannot continue over those that were created again.
+        """
+        if self.share_out is not None:
+            return True
+        if not self.layout.is_like(before.layout):
+            return False
+        if before.obstacle:
+            raise ClusterError(
+                "the datasets of a function were lost with the scheduler, and a pass over them cannot continue over "
+                f"those that were created again: {before.obstacle}; begin another pass"
+            )
+        if not self.identity.is_like(before.identity):
+            raise ClusterError(CREATES_ANOTHER)
+        return True
 
     def state(
         self,

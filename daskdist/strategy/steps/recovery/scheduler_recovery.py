@@ -84,17 +84,18 @@ class SchedulerRecovery(WorkerRecovery):
             self.streams.abandon(leaving)
 
     def _continued(self, group: ReplicaGroup) -> ReplicaGroup:
-        client, live_workers = self.client, self.live_workers
+        client, live_workers, before = self.client, self.live_workers, group
         missing = live_workers.missing(workers_of(client))
-        is_begun_again = self._is_beginning or len(missing) == len(live_workers.present)
-        if is_begun_again:
+        if self._is_beginning or len(missing) == len(live_workers.present):
             group = self._begun_again(group)
         else:
             # Only the connection was lost. Passes begin again from their positions with each new tuple of replicas.
             group = replace(group, replicas=tuple(map(replace, group.replicas)))
             self._note_in_use(group)
         self._submit.sent_blocks.follow_scheduler()
-        self._submit.futures.submit_again(group.workers, are_new=is_begun_again)
+        # Workers keep the input pipelines of a function's datasets if as many replicas are on as many workers.
+        is_alike = group.num_members == before.num_members
+        self._submit.futures.submit_again(dict(zip(before.workers, group.workers, strict=True)) if is_alike else {})
         # Reads of values that the loss interrupted start again.
         self._repeated_calls.num_made_again += 1
         logger.warning(
