@@ -190,6 +190,23 @@ def test_a_pass_continues_with_another_scheduler(started, tmp_path, caplog, visi
         assert sorted(seen) == list(range(_ROWS))
 
 
+def test_a_pass_continues_if_the_scheduler_is_lost_while_it_is_asked(started, tmp_path):
+    scheduler, address = cluster(started, 0)
+    with (
+        Client(address, set_as_default=False) as client,
+        Restart(started, scheduler, address) as restart,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        batches = iter(distributed_by(strategy, of_function, tmp_path))
+        seen = rows_of(strategy, next(batches))
+        eventually(lambda: all(state.status == "finished" for state in list(client.futures.values())))
+        # It does not answer any more, and its end is noticed by the request.
+        scheduler.send_signal(signal.SIGSTOP)
+        threading.Timer(0.5, restart.begin).start()
+        seen += [row for batch in batches for row in rows_of(strategy, batch)]
+        assert sorted(seen) == list(range(_ROWS))
+
+
 @pytest.mark.parametrize("rows", [of_files, of_function])
 def test_a_pass_in_a_captured_function_continues(started, tmp_path, rows):
     scheduler, address = cluster(started, 0)

@@ -18,6 +18,7 @@ from typing import Any, Final
 from dask.optimization import cull
 from distributed import Client, Future, default_client
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
+from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import KilledWorker
 
@@ -338,6 +339,10 @@ class Submit:
         except FutureCancelledError as error:
             self._check_workers()
             raise self.live_workers.lost_error(error.key) from error
+        except CommClosedError as error:
+            # The scheduler was lost while it was asked which workers have the results.
+            self._check_workers()
+            raise self.live_workers.lost_error(handles[0].key) from error
         except KilledWorker as error:
             raise error_of_task(self.client, error) from error
 
