@@ -243,6 +243,12 @@ def new_cluster(num_workers: int = 2, num_threads: int = 1, **options: Any) -> I
         yield client
 
 
+def never_restart_workers(client: Client) -> None:
+    """Keep a local cluster from starting workers again that are killed."""
+    for nanny in client.cluster.workers.values():
+        nanny.close_gracefully()
+
+
 @pytest.fixture(scope="session")
 def start_cluster() -> Iterator[StartCluster]:
     """Return a function that gives a client of a cluster of some worker processes with some threads each.

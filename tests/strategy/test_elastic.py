@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import eventually, new_cluster
+from conftest import eventually, never_restart_workers, new_cluster
 
 import daskdist
 from daskdist import Dataset
@@ -129,8 +129,7 @@ def test_a_loop_that_is_made_again_after_a_loss_takes_new_workers(tmp_path):
 
     with new_cluster(2) as client, daskdist.MultiWorkerMirroredStrategy(client, elastic=True) as strategy:
         # The killed worker is not started again, and so does not take part.
-        for nanny in client.cluster.workers.values():
-            nanny.auto_restart = False
+        never_restart_workers(client)
         first, second = strategy.workers
 
         def grow():

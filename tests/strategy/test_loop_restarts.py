@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import mirrored, new_cluster
+from conftest import mirrored, never_restart_workers, new_cluster
 from distributed import Client, Event
 from programs import Program
 
@@ -69,8 +69,7 @@ def test_a_loop_begins_again_from_its_last_checkpoint(own_client, tmp_path):
     # Each replica has called the function once: its own errors cause no restart.
     assert (tmp_path / "calls").read_text().split() == ["called"] * 2
     # The killed worker is not started again, and so does not take part.
-    for nanny in own_client.cluster.workers.values():
-        nanny.auto_restart = False
+    never_restart_workers(own_client)
     manager = CheckpointManager(tmp_path / "run")
     rows = strategy.run(loop, args=(distributed, manager, tmp_path, [13]), restart=1)
     assert (tmp_path / "killed-13").exists()
@@ -98,8 +97,7 @@ def test_a_loop_during_steps_under_way_begins_again(own_client, tmp_path):
         return num_rows
 
     # The killed worker is not started again, and so does not take part.
-    for nanny in own_client.cluster.workers.values():
-        nanny.auto_restart = False
+    never_restart_workers(own_client)
     gate = Event("gate", client=own_client)
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
         batches = iter(strategy.distribute_dataset(Dataset.range(8).batch(4)))
