@@ -472,9 +472,12 @@ def eventually(is_so, within_s=20.0):
 
 
 # What Dask may log while it closes a cluster on a slow machine, also an idle one: a worker closes during its heartbeat,
-# or the scheduler tells the cluster object, which is closed already, of a worker that left. A traceback follows.
+# the scheduler tells the cluster object, which is closed already, of a worker that left, or a worker closes while it
+# gets data of another. A traceback may follow.
 _CLOSING = re.compile(
-    r"^\S+ \S+ - distributed\.(worker - ERROR - .* during heartbeat|batched - INFO - Batched Comm Closed <InProc)"
+    r"^\S+ \S+ - distributed\.(worker - ERROR - .* during heartbeat|batched - INFO - Batched Comm Closed <InProc"
+    r"|worker - ERROR - failed during get data with |worker\.state_machine - WARNING - Async instruction for "
+    r"<Task cancelled name='gather_dep)"
 )
 
 
@@ -487,7 +490,8 @@ def without_closing(printed: str) -> str:
             kept.append(line)
             continue
         is_connected = True
-        while is_connected and lines and lines.popleft().startswith("Traceback"):
+        while is_connected and lines and lines[0].startswith("Traceback"):
+            lines.popleft()
             while lines and lines[0].startswith((" ", "\n")):
                 lines.popleft()
             # The error, and what connects it to the next one.
