@@ -35,7 +35,7 @@ class Every(Transformation):
         return cardinality.divide(self.source.cardinality, self.step, drop_remainder=False)
 
     def lower(self, inputs):
-        rows = ByCursor(lambda source: ShardCursor(source, self.step, 0))
+        rows = ByCursor(ShardCursor, (self.step, 0))
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 """,
     "daskdist/dataset.py": [

@@ -157,12 +157,21 @@ class Arrangement(Protocol):
 
 @dataclass(frozen=True)
 class ByCursor:
-    """Row arithmetic that needs only the input's cursor: ``cursor`` makes its own of that."""
+    """Row arithmetic that needs only the input's cursor, and arguments.
 
-    cursor: Callable[[Cursor], Cursor]
+    Parameters
+    ----------
+    cursor
+        Makes a cursor of the input's and the arguments: a class or a function of a module, as this is pickled.
+    arguments
+        The arguments.
+    """
+
+    cursor: Callable[..., Cursor]
+    arguments: tuple[Any, ...] = ()
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return self.cursor(inputs[0](epoch))
+        return self.cursor(inputs[0](epoch), *self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

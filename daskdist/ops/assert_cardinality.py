@@ -29,7 +29,7 @@ class AssertCardinality(Transformation):
         return self.expected
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ByCursor(lambda source: CountCursor(source, self.expected))
+        rows = ByCursor(CountCursor, (self.expected,))
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 

@@ -48,7 +48,7 @@ class Batch(Transformation):
         return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ByCursor(lambda source: BatchCursor(source, self.batch_size, self.drop_remainder))
+        rows = ByCursor(BatchCursor, (self.batch_size, self.drop_remainder))
         return Arrange(inputs, rows, inputs[0].grouped + 1, name=self.name)
 
 

@@ -161,7 +161,7 @@ class PaddedBatch(Batch):
         return self.padding.spec(self.source.spec, self.batch_size if self.drop_remainder else None)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ByCursor(lambda source: BatchCursor(source, self.batch_size, self.drop_remainder))
+        rows = ByCursor(BatchCursor, (self.batch_size, self.drop_remainder))
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
         return Compute(batches, PadRows(self.padding), self.name, factor=1, unstacked=True)
 

@@ -60,7 +60,7 @@ class RaggedBatch(Batch):
         return isinstance(leaf, RaggedRowSpec) if self.is_of_rows else is_ragged(leaf)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ByCursor(lambda source: BatchCursor(source, self.batch_size, self.drop_remainder))
+        rows = ByCursor(BatchCursor, (self.batch_size, self.drop_remainder))
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
         ragged_leaves = None if self.element_spec is None else tuple(map(self._is_ragged, self.element_spec.leaves))
         function = RaggedRows(ragged_leaves, np.dtype(self.row_splits_dtype))

@@ -60,7 +60,7 @@ class Rebatch(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = gathered(ungrouped(inputs[0]))
-        rebatched = ByCursor(lambda source: RebatchCursor(source, self.sizes, self.drop_remainder))
+        rebatched = ByCursor(RebatchCursor, (self.sizes, self.drop_remainder))
         batches = Arrange((rows,), rebatched, grouped=1, name=self.name)
         spec = known_spec(self.source)
         if spec is not None:

@@ -69,7 +69,7 @@ class Shard(Transformation):
                 "distributed; iterate over strategy.distribute_dataset(dataset.with_options("
                 "Options(auto_shard_policy='hint'))), or use shard(num_shards, index) with numbers"
             )
-        rows = ByCursor(lambda source: ShardCursor(source, self.num_shards, self.index))
+        rows = ByCursor(ShardCursor, (self.num_shards, self.index))
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name, is_counted=self.is_worker_share)
 
 

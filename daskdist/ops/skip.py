@@ -33,7 +33,7 @@ class Skip(Transformation):
         return cardinality.beyond(self.source.cardinality, self.count)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ByCursor(lambda source: TakeCursor(source, 0) if self.count < 0 else SkipCursor(source, self.count))
+        rows = ByCursor(TakeCursor, (0,)) if self.count < 0 else ByCursor(SkipCursor, (self.count,))
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 

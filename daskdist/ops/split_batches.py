@@ -70,7 +70,7 @@ class SplitBatches(Transformation):
         # Batches that are not gathered yet are cut by arithmetic, and each piece is gathered on its worker. Batches
         # that a function returned are cut where they are.
         if inputs[0].grouped and not self.is_whole:
-            pieces = ByCursor(lambda source: SplitBatchesCursor(source, self.num_pieces))
+            pieces = ByCursor(SplitBatchesCursor, (self.num_pieces,))
             return Arrange(inputs, pieces, inputs[0].grouped, name=self.name)
         return Compute(gathered(inputs[0]), SplitBatchesRows(self.num_pieces), "split_batches", factor=self.num_pieces)
 

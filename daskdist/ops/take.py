@@ -32,7 +32,7 @@ class Take(Transformation):
         return cardinality.at_most(self.source.cardinality, self.count)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ByCursor(lambda source: TakeCursor(source, self.count))
+        rows = ByCursor(TakeCursor, (self.count,))
         return inputs[0] if self.count < 0 else Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 

@@ -178,12 +178,12 @@ def rest_of(
     if batch_size is None or not _stack(spec):
         return rest, ()
     rows = ungrouped(rest)
-    batches = ByCursor(lambda source: BatchCursor(source, batch_size, layout.drops_remainder))
+    batches = ByCursor(BatchCursor, (batch_size, layout.drops_remainder))
     grouped: Primitive = Arrange((rows,), batches, rows.grouped + 1, name="batch")
     num_replicas = sum(layout.num_replicas)
     if num_replicas == 1:
         return grouped, (0, 0)
-    pieces = ByCursor(lambda source: SplitBatchesCursor(source, num_replicas))
+    pieces = ByCursor(SplitBatchesCursor, (num_replicas,))
     return Arrange((grouped,), pieces, grouped.grouped, name="split_batches"), (0, 0, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import dask.array as da
@@ -543,6 +544,32 @@ class TestOff(PolicyLaws):
 class TestHint(PolicyLaws):
     def decide(self, sharding_input):
         return decide(AutoShardPolicy.HINT, sharding_input)
+
+
+def is_small(x):
+    return x < 9
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        Dataset.range(12).batch(5).unbatch(),
+        Dataset.range(12).batch(5).rebatch(4),
+        Dataset.range(12).padded_batch(5),
+        Dataset.range(12).ragged_batch(5),
+        Dataset.range(12).take(5).skip(2),
+        Dataset.range(12).skip(-1),
+        Dataset.range(12).shard(3, 1).repeat(2),
+        Dataset.range(12).take_while(is_small).filter(is_small).unique(),
+        Dataset.range(12).assert_cardinality(12).shuffle(5, seed=1, reshuffle_each_iteration=False),
+        Dataset.range(12).sliding_window(3).enumerate(),
+        Dataset.range(12).global_shuffle(seed=1).cache().prefetch(2),
+    ],
+)
+def test_datasets_that_were_used_pickle_without_cloudpickle(used):
+    # Processes of other libraries, as of a DataLoader, get them that way.
+    before = repr(list(used))
+    assert repr(list(pickle.loads(pickle.dumps(used)))) == before
 
 
 def test_every_device_and_policy_is_tested():
