@@ -23,7 +23,9 @@ def scalar_of(missing: Any, kind: Any) -> Any:
     scalar = pa.scalar(missing, kind)
     converted, is_kept = scalar.as_py(), True
     if isinstance(missing, datetime):
-        is_kept = isinstance(converted, datetime) and _in_utc(converted) == _in_utc(missing)
+        # A date is the midnight at its beginning.
+        when = converted if isinstance(converted, datetime) else datetime.combine(converted, time())
+        is_kept = _in_utc(when) == _in_utc(missing)
     elif isinstance(missing, time | timedelta):
         is_kept = converted == missing
     elif isinstance(missing, float | np.floating) and np.isfinite(missing):

@@ -132,6 +132,7 @@ def test_decimals_are_the_nearest_floats(kind):
         (pa.array([1, None], pa.time32("s")), None, np.array([1, "NaT"], "timedelta64[s]")),
         (pa.array([1, None]), -1, np.array([1, -1])),
         (pa.array([1, None]), float("nan"), np.array([1, np.nan])),
+        (pa.array([DAY, None]), datetime.datetime(2024, 1, 1), np.array(["2024-02-29", "2024-01-01"], "datetime64[D]")),
         (pa.array([DAY, None]), np.datetime64("2024"), np.array(["2024-02-29", "2024-01-01"], "datetime64[D]")),
         (pa.array([1, None], pa.timestamp("s", "UTC")), np.datetime64(2, "s"), np.array([1, 2], "datetime64[s]")),
         (pa.array([1, None], pa.time32("s")), np.timedelta64(2, "m"), np.array([1, 120], "timedelta64[s]")),
