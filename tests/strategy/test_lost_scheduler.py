@@ -14,7 +14,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from conftest import eventually
-from distributed import Client, Scheduler, Worker
+from distributed import CancelledError, Client, Scheduler, Worker
 from programs import FORKED_WORKERS
 
 import daskdist
@@ -372,6 +372,7 @@ def test_what_only_workers_had_is_lost_with_the_scheduler(started, tmp_path, at_
         large, small = strategy.run(np.ones, args=(100_000,)), strategy.run(float, args=(3.0,))
         assert strategy.local_results(small) == (3.0, 3.0)
         strategy.local_results(strategy.run(np.sum, args=(large,)))
+        described = dask.delayed(repr)(large)
         if at_the_same_addresses:
             restart.worker_ports = tuple(map(port_of, strategy.workers))
         restart.begin()
@@ -381,6 +382,8 @@ def test_what_only_workers_had_is_lost_with_the_scheduler(started, tmp_path, at_
         lost = f"the scheduler at {address} was lost, and with it all workers"
         with pytest.raises(ClusterError, match=f"{lost}; load the last checkpoint"):
             strategy.local_results(large)
+        with pytest.raises(CancelledError):
+            client.compute(described).result()
         with pytest.raises(ArgumentError, match=f"total: .*{lost}; .*load the last checkpoint"):
             float(total)
         manager.restore(daskdist.Checkpoint(total=total))

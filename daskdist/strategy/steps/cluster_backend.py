@@ -478,6 +478,7 @@ class ClusterBackend:
                     handle.place,
                     worker=handle.worker,
                     is_pinned=True,
+                    again=lambda: None,
                     name="value",
                 )
                 self._submit.wait([handle])
