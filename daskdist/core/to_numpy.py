@@ -152,7 +152,7 @@ _LARGEST_EXACT: Final = 2**53
 # The dtypes float64 and complex128.
 _ROUNDING: Final = "dD"
 # The types without integers, or with those that all floats have.
-_EXACT: Final[frozenset[Any]] = frozenset({float, bool, complex, str, bytes})
+_EXACT: Final[frozenset[Any]] = frozenset({float, bool, complex, str, bytes, np.float64, np.float32, np.bool_})
 
 
 def _refuse_rounded(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
@@ -206,7 +206,10 @@ def is_rounded(column: Any, dtype: np.dtype[Any]) -> bool:
         return False
     if not column.size or -_LARGEST_EXACT <= int(column.min()) <= int(column.max()) <= _LARGEST_EXACT:
         return False
-    return any(map(_is_rounded_number, column.ravel().tolist()))
+    floats, limits = column.astype(np.float64), np.iinfo(column.dtype)
+    # The largest integers are rounded to a number that the dtype does not have.
+    exact = np.where(floats < float(limits.max), floats, limits.min).astype(column.dtype)
+    return bool((exact != column).any())
 
 
 def _refuse_missing(value: Any, array: Any) -> None:

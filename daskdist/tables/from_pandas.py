@@ -155,7 +155,10 @@ def column_as_leaf(value: Any) -> Any:
             raise ArgumentError(
                 "a DataFrame whose columns are not all numbers: give dict(frame), so that a row is a dict"
             )
-        rounded = [name for name, column in value.items() if is_rounded(np.asarray(column), rows.dtype)]
+        integers = [place for place, dtype in enumerate(value.dtypes) if dtype.kind in "iu"]
+        rounded = [
+            value.columns[place] for place in integers if is_rounded(np.asarray(value.iloc[:, place]), rows.dtype)
+        ]
         if rounded:
             raise ArgumentError(
                 f"a DataFrame of which the integers of {rounded[0]!r} would be rounded in one array of {rows.dtype}: "

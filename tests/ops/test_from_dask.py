@@ -17,6 +17,7 @@ import pytest
 from daskdist import Dataset, TensorSpec
 from daskdist.core.dataset_base import node_of
 from daskdist.errors import ArgumentError, UserFunctionError
+from daskdist.tables import object_columns
 from daskdist.testing.equality import same_elements
 
 xr = pytest.importorskip("xarray")
@@ -489,6 +490,24 @@ def test_objects_of_several_types_that_keep_their_values(values, expected):
     (actual,) = Dataset.from_dask(frame(1, c=pd.Series(values, dtype=object)), columns="c").batch(9)
     assert actual.dtype == expected.dtype
     np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [NOON, pd.Timestamp(NOON)],
+        [NOON.replace(tzinfo=datetime.UTC)] * 2,
+        [datetime.timedelta(1)],
+        [[1, None], [float("nan")], [2]],
+        [[["a"], None], [["b", "c"]]],
+        [[NOON], [pd.Timestamp(NOON)]],
+    ],
+    ids=["times", "zones", "spans", "lists", "lists of lists", "lists of times"],
+)
+def test_values_whose_types_show_that_they_stay_the_same_are_not_compared(values, monkeypatch):
+    monkeypatch.setattr(object_columns, "_is_same", None)
+    column = pd.Series(values, dtype=object)
+    object_columns.check_unchanged(column, pa.array(column), "c")
 
 
 def test_arrays_in_object_columns_keep_their_values():

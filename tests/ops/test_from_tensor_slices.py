@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from daskdist import Dataset
+from daskdist.core import to_numpy
+from daskdist.core.to_numpy import is_rounded
 from daskdist.errors import ArgumentError, UserFunctionError
 
 TIMES = ["2020-01-02T03", "2021-01-02T03"]
@@ -147,6 +149,17 @@ def test_integers_that_floats_have_may_be_beside_floats():
         assert list(Dataset.from_tensor_slices(rows)) == rows
     with pytest.raises(ArgumentError, match="would be rounded"):
         Dataset.from_list([NUMBER, 0.5])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_rounded_integers_are_found_without_a_look_at_each(dtype, monkeypatch):
+    limits = np.iinfo(dtype)
+    numbers = [limits.min, limits.max, limits.max - 1023, 2**53 - 1, 2**53, 2**53 + 1, 2**60, 2**62 + 512, 2**62 + 513]
+    rounded = [number for number in numbers if int(float(number)) != number]
+    monkeypatch.setattr(to_numpy, "_is_rounded_number", None)
+    assert [number for number in numbers if is_rounded(np.array([0, number], dtype), np.dtype(float))] == rounded
+    # NumPy's floats are no integers.
+    assert list(Dataset.from_tensor_slices([np.float64(0.5), np.float32(0.25)])) == [0.5, 0.25]
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
