@@ -77,10 +77,14 @@ class Padding:
     def spec(self, source: ElementSpec, size: int | None) -> ElementSpec:
         """Return the spec of batches of ``size`` elements."""
         shapes = self.shapes or tuple((None,) * len(leaf.shape) for leaf in source.leaves)
+        values = self.values or (None,) * len(source.leaves)
         leaves = [
-            # An axis of known length keeps it.
-            TensorSpec((size, *(a if b is None else b for a, b in zip(leaf.shape, shape, strict=True))), leaf.dtype)
-            for leaf, shape in zip(source.leaves, shapes, strict=True)
+            # An axis of known length keeps it. Bytes are as wide as the fill word; text may have any width.
+            TensorSpec(
+                (size, *(a if b is None else b for a, b in zip(leaf.shape, shape, strict=True))),
+                _dtype_with(_filler(value, leaf.dtype), leaf.dtype) if leaf.dtype.kind == "S" else leaf.dtype,
+            )
+            for leaf, shape, value in zip(source.leaves, shapes, values, strict=True)
         ]
         return source.with_leaves(leaves)
 
@@ -266,7 +270,7 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
         and fill_to is None
         and (shape is None or all(a in (None, b) for a, b in zip(shape, column.shape[1:], strict=True)))
     ):
-        return column
+        return column.astype(_dtype_with(_filler(value, column.dtype), column.dtype), copy=False)
     arrays = of_one_kind(column)
     sizes = np.array([array.shape for array in arrays]).reshape(len(arrays), arrays[0].ndim)
     longest_each = sizes.max(axis=0).tolist()

@@ -6,7 +6,7 @@ import dask
 import numpy as np
 import pytest
 
-from daskdist import Dataset, MirroredStrategy, Options, Ragged, errors
+from daskdist import Dataset, MirroredStrategy, Options, Ragged, TensorSpec, errors
 
 INFINITE, UNKNOWN = -1, -2
 
@@ -260,6 +260,17 @@ def test_words_are_padded_with_whole_words(kind, is_one_array):
     (batch,) = rows.padded_batch(2, padded_shapes=[3], padding_values=word[()])
     assert batch[-1, -1] == word
     assert batch[0, :2].tolist() == np.array(["a", "b"], kind).tolist()
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_padded_words_have_the_width_that_the_spec_says(kind):
+    rows = [np.array(["ab"] * length, f"{kind}2") for length in (0, 1, 2, 2)]
+    ds = Dataset.from_generator(lambda: iter(rows), output_signature=TensorSpec((None,), np.dtype(f"{kind}2")))
+    words = np.array(["ab", "padding"], kind)
+    batches = list(ds.padded_batch(2, padding_values=words[1]))
+    assert [batch.tolist() for batch in batches] == [[[words[1]], [words[0]]], [[words[0]] * 2] * 2]
+    # Batches without padding have it, too.
+    assert {batch.dtype for batch in batches} == {words.dtype}
 
 
 def test_bytes_are_padded_with_bytes():
