@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
+from distributed import Scheduler
 
 from daskdist.errors import FileError
 from daskdist.service.dispatcher.journal import Journal
+from daskdist.service.dispatcher.scheduler_plugin import ServiceOnScheduler
 
 
 def test_changes_are_read_by_the_next_scheduler(tmp_path):
@@ -41,3 +46,34 @@ def test_other_file_systems():
     journal.write({"a": 1, "b": 2})
     journal.write({"a": None})
     assert Journal("memory://journal/of/tests").load() == {"b": 2}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_write_comes_after_one_that_is_under_way(tmp_path, monkeypatch, fails):
+    begun, may_go_on, write = threading.Event(), threading.Event(), Journal.write
+
+    def slow_write(journal, changes):
+        if not begun.is_set():
+            begun.set()
+            may_go_on.wait(10)
+            if fails:
+                raise FileError("the disk is full")
+        write(journal, changes)
+
+    async def close_while_writing():
+        async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+            service = ServiceOnScheduler(str(tmp_path))
+            await service.start(scheduler)
+            monkeypatch.setattr(service.dispatcher, "_changed", {("job", "a"): "old", ("job", "b"): "old"})
+            service._has_changes.set()
+            await asyncio.to_thread(begun.wait, 10)
+            service.dispatcher._changed[("job", "a")] = "new"
+            closing = asyncio.ensure_future(service.before_close())
+            # Time in which a last write that does not wait would end.
+            await asyncio.sleep(0.2)
+            may_go_on.set()
+            await closing
+
+    monkeypatch.setattr(Journal, "write", slow_write)
+    asyncio.run(close_while_writing())
+    assert Journal(str(tmp_path)).load() == {("job", "a"): "new", ("job", "b"): "old"}

@@ -141,8 +141,15 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         changes = self.dispatcher.changes()
         if self._journal is None or not changes:
             return True
+        writing = asyncio.ensure_future(asyncio.to_thread(self._journal.write, changes))
         try:
-            await asyncio.to_thread(self._journal.write, changes)
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The service is closing: this write must not end after the last one, and replace newer values.
+            await asyncio.wait([writing])
+            if writing.exception() is not None:
+                self.dispatcher.note_unwritten(changes)
+            raise
         except OSError as error:
             logger.error("the data service waits, as it cannot keep its state in %s: %s", self._journal.work_dir, error)
             self.dispatcher.note_unwritten(changes)
