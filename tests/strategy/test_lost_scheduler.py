@@ -324,7 +324,7 @@ def test_passes_over_datasets_that_may_differ_end_with_an_error(started):
         under_way = [strategy.run(np.asarray, args=(next(batches),)) for batches in begun]
         restart.begin()
         for batches, reason in zip(begun, reasons.values(), strict=True):
-            with pytest.raises(ClusterError, match=f"lost with the scheduler, .*{reason}"):
+            with pytest.raises(ClusterError, match=f"lost with their workers, .*{reason}"):
                 [rows_of(strategy, batch) for batch in batches]
         del under_way
         for distributed in datasets:

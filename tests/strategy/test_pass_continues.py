@@ -303,6 +303,34 @@ def test_restarted_workers_take_part_in_the_next_pass(strategy, killable_workers
     assert (int(count), int(seen)) == (603, 9)
 
 
+@pytest.mark.parametrize("is_generator", [False, True])
+def test_a_pass_over_datasets_of_a_function_after_another_began_with_a_restarted_worker(
+    strategy, killable_workers, is_generator
+):
+    def share(context):
+        numbers = range(context.input_pipeline_id, 600, context.num_input_pipelines)
+        if is_generator:
+            rows = Dataset.from_generator(lambda: iter(numbers), output_signature=daskdist.TensorSpec((), np.int64))
+        else:
+            rows = Dataset.from_tensor_slices(np.array(numbers)).shuffle(50)
+        return rows.batch(5)
+
+    def rows_of(batches):
+        return np.concatenate([part for batch in batches for part in strategy.local_results(batch)]).tolist()
+
+    steps = strategy.distribute_datasets_from_function(share)
+    batches = iter(steps)
+    first, before = rows_of([next(batches)]), set(strategy.workers)
+    kill(strategy, 0)
+    eventually(lambda: len(killable_workers.client.scheduler_info(n_workers=-1)["workers"].keys() - before) == 1)
+    assert sorted(rows_of(steps)) == list(range(600))
+    if is_generator:
+        with pytest.raises(errors.ClusterError, match=r"lost with their workers, .*from_generator may not give"):
+            rows_of(batches)
+    else:
+        assert sorted(first + rows_of(batches)) == list(range(600))
+
+
 def test_rows_that_are_read_slowly_when_a_worker_is_lost(strategy):
     def slow(x):
         time.sleep(0.005)

@@ -35,7 +35,7 @@ from daskdist.strategy.values.error_context import add_context
 
 # The error if a lost dataset cannot be created again.
 CREATES_ANOTHER: Final = (
-    "the datasets of a function were lost with the scheduler, and the function, called again, has created other "
+    "datasets of a function were lost with their workers, and the function, called again, has created other "
     "ones: a pass continues only over datasets of the same operations, functions and data; begin another pass"
 )
 

@@ -99,7 +99,7 @@ class PassSource:
     def follows(self, before: PassSource) -> bool:
         """Return whether a pass over an earlier division continues with this one, after replicas were lost.
 
-        Pipelines of a function's datasets stay on their workers, unless all workers are lost and there are as many.
+        Pipelines of a function's datasets stay on their workers, unless others have taken the places of lost ones.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class PassSource:
             return False
         if before.obstacle:
             raise ClusterError(
-                "the datasets of a function were lost with the scheduler, and a pass over them cannot continue over "
+                "datasets of a function were lost with their workers, and a pass over them cannot continue over "
                 f"those that were created again: {before.obstacle}; begin another pass"
             )
         if not self.identity.is_like(before.identity):
