@@ -22,6 +22,7 @@ from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.errors import UserFunctionError
+from daskdist.execute.callers.submit import Submit
 from daskdist.execute.stream.element_puller import ElementPuller
 from daskdist.execute.stream.element_reader import ElementReader
 from daskdist.ops.from_generator import Generated
@@ -326,6 +327,25 @@ def test_a_small_dataset_repeated_makes_few_tasks(on_cluster):
     num_tasks = len({future.key for future in it._caller.futures})
     it.close()
     assert num_tasks <= 150
+
+
+@pytest.mark.cluster
+def test_numbers_of_rows_are_asked_for_ahead(on_cluster, tmp_path, monkeypatch):
+    for number in range(20):
+        (tmp_path / f"{number:02}.txt").write_text("a\nb\n" * (number + 1))
+    asked, report = [], Submit.report
+
+    def noted(submit, handle, *, wait):
+        asked.append((handle.key, wait))
+        return report(submit, handle, wait=wait)
+
+    monkeypatch.setattr(Submit, "report", noted)
+    dataset = daskdist.read_text(f"{tmp_path}/*.txt").batch(2).with_options(Options(auto_shard_policy="DATA"))
+    it = iter(on_cluster.distribute_dataset(dataset))
+    assert [len(lists(on_cluster.gather(batch, axis=0))) for batch in it] == [2] * 210
+    # Otherwise the program would wait for the task of one file after the other.
+    first_wait = [wait for _, wait in asked].index(True)
+    assert len({key for key, _ in asked[:first_wait]}) >= 4
 
 
 @pytest.mark.cluster

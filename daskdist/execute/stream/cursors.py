@@ -176,6 +176,11 @@ class BlockCursor:
             self._push(self._ask())
 
     def _push(self, ref: BlockRef) -> None:
+        caller = self.runtime.caller
+        is_counted_later = ref.num_rows < 0 and self.num_counted + len(self.pending) >= len(self.log.rows)
+        if is_counted_later and not (caller.reports_freely or isinstance(ref.handle, Deferred)):
+            # If each report were requested only when its block is the next one, the program would wait for all of them.
+            caller.report(ref.handle, wait=False)
         self.pending.append(ref)
         if not self.in_order:
             self._numbers[id(ref)] = self.num_cut - 1
