@@ -36,6 +36,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "execute/callers/submit.py": {"task.result"},
         "execute/callers/threads.py": {"handle.exception", "handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},
+        "service/dispatcher/scheduler_plugin.py": {"writing.exception"},
         "service/worker/worker_plugin.py": {"writing.exception"},
         "strategy/collectives/liveness.py": {"ended.exception", "self._asked.result", "task.result"},
         "strategy/steps/remote/data_keys.py": {"gathering.result"},

@@ -61,7 +61,7 @@ def test_the_last_write_comes_after_one_that_is_under_way(tmp_path, monkeypatch,
         write(journal, changes)
 
     async def close_while_writing():
-        async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        async with Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0") as scheduler:
             service = ServiceOnScheduler(str(tmp_path))
             await service.start(scheduler)
             monkeypatch.setattr(service.dispatcher, "_changed", {("job", "a"): "old", ("job", "b"): "old"})

@@ -132,6 +132,8 @@ def test_explain_reports_reads_of_values(on_cluster):
 @pytest.mark.cluster
 def test_the_structure_of_results_is_learned_once_and_explained(on_cluster):
     def new(x):
+        # Nothing is waited for if the result has arrived before.
+        time.sleep(0.1)
         return {"twice": 2 * x}
 
     @daskdist.function
