@@ -472,12 +472,9 @@ def eventually(is_so, within_s=20.0):
 
 
 # What Dask may log while it closes a cluster on a slow machine, also an idle one: a worker closes during its heartbeat,
-# the scheduler tells the cluster object, which is closed already, of a worker that left, or a worker closes while it
-# gets data of another. A traceback may follow.
+# or the scheduler tells the cluster object, which is closed already, of a worker that left. A traceback may follow.
 _CLOSING = re.compile(
-    r"^\S+ \S+ - distributed\.(worker - ERROR - .* during heartbeat|batched - INFO - Batched Comm Closed <InProc"
-    r"|worker - ERROR - failed during get data with |worker\.state_machine - WARNING - Async instruction for "
-    r"<Task cancelled name='gather_dep)"
+    r"^\S+ \S+ - distributed\.(worker - ERROR - .* during heartbeat|batched - INFO - Batched Comm Closed <InProc)"
 )
 
 

@@ -690,7 +690,7 @@ def test_postgresql_rows_come_by_a_cursor_and_no_connection_stays(rows):
     assert {int(row["c"]) for row in ds} == {1}
     assert len(list(read_sql("rows", rows.url, num_splits=5))) == 1000
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
-    eventually(lambda: rows.run(sessions) == [(1,)])
+    eventually(lambda: rows.run(sessions) == [(1,)], within_s=2.5)
 
 
 def test_postgresql_passwords_are_not_shown(rows):
