@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import pickle
+import sys
 import threading
 import traceback
 import weakref
@@ -18,6 +19,7 @@ from distributed import Client, LocalCluster, get_worker
 import daskdist
 from daskdist import PerReplica, errors
 from daskdist.strategy.replica.contract import internals_of
+from daskdist.strategy.steps.local_calls import Calls
 
 
 def floats(*values):
@@ -600,3 +602,83 @@ def test_a_replica_cannot_close_its_strategy(strategy):
         with pytest.raises(RuntimeError, match=r"close: called by replica [01], inside the function"):
             strategy.local_results(strategy.run(function))
     assert strategy.local_results(strategy.run(abs, args=(-1,))) == (1, 1)
+
+
+# --- one call for each replica ---
+
+# Seconds in which those who watch a call look at it twice.
+TWO_LOOKS_S = 0.045
+
+
+@contextlib.contextmanager
+def slow_lines(cls):
+    """Let this thread take long for each line of the methods of a class, as on a busy machine."""
+
+    def on_line(frame, event, argument):
+        if event == "line":
+            threading.Event().wait(TWO_LOOKS_S)
+        return on_line
+
+    def on_call(frame, event, argument):
+        return on_line if type(frame.f_locals.get("self")) is cls else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def own_number():
+    return daskdist.get_replica_context().replica_id_in_sync_group
+
+
+def rows_of(steps):
+    return [own_number(), *(int(row) for batch in steps for row in batch)]
+
+
+def rows_and_sum(rows):
+    return own_number(), *rows, daskdist.get_replica_context().all_reduce("SUM", len(rows))
+
+
+@pytest.mark.parametrize("fn", [rows_of, rows_and_sum, lambda rows: [own_number(), *rows]])
+def test_each_replica_is_called_once_however_slow_the_program_is(fn):
+    calls, num_replicas = collections.Counter(), 3
+
+    def counted(given):
+        calls[own_number()] += 1
+        return fn(given)
+
+    strategy = mirrored(num_replicas)
+    rows = np.arange(4 * num_replicas)
+    steps = strategy.distribute_dataset(daskdist.Dataset.from_tensor_slices(rows).batch(2 * num_replicas))
+    given = steps if fn is rows_of else PerReplica(np.split(rows, num_replicas))
+    with slow_lines(Calls):
+        values = strategy.local_results(strategy.run(counted, args=(given,)))
+    assert calls == dict.fromkeys(range(num_replicas), 1)
+    assert [value[0] for value in values] == [*range(num_replicas)]
+    expected = 4 * num_replicas + (num_replicas if fn is rows_and_sum else 0)
+    assert sum(len(value) - 1 for value in values) == expected
+
+
+def test_no_replica_is_called_after_the_program_was_interrupted():
+    called, interrupted = [], []
+
+    def interrupt(frame, event, argument):
+        if frame.f_code is Calls._call.__code__:
+            interrupted.append(frame.f_locals["self"])
+            sys.settrace(before)
+            raise KeyboardInterrupt
+
+    strategy, before = mirrored(3), sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            strategy.run(lambda: called.append(own_number()))
+    finally:
+        sys.settrace(before)
+    # A watcher may have been about to begin the other replicas.
+    interrupted[0].begin_rest()
+    assert not interrupted[0]._threads
+    assert not called

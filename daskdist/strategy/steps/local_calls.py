@@ -112,10 +112,12 @@ class Calls:
             self._num_begun = 1
             self._call(0)
         else:
-            _watch.add(self)
             try:
                 self._call_all()
             except BaseException:
+                with self._lock:
+                    # The watcher, which may be looking at this call, must begin no other replica.
+                    self._num_begun = self._size
                 if self._loops is not None:
                     self._loops.end.end("the call was interrupted")
                 raise
@@ -140,13 +142,17 @@ class Calls:
             return [number for number in range(self._num_begun) if number not in self._over]
 
     def _call_all(self) -> None:
-        if self._streams and not all(named(place.device).is_host for place in self._places):
+        is_on_devices = self._streams and not all(named(place.device).is_host for place in self._places)
+        if self._loops is not None and not is_on_devices:
+            # The first loop is made in this thread. From the next line on, the watcher may begin those that are left.
+            self._num_begun = 1
+        _watch.add(self)
+        if is_on_devices:
             # Calls only queue work on GPUs. If replicas began one after the other, the last GPU would be idle
             # meanwhile.
             self.begin_rest()
         elif self._loops is not None:
-            # Loops are long, and a limit holds for those in threads. The first one is made in this thread.
-            self._num_begun = 1
+            # Loops are long, and a limit holds for those in threads.
             with contextlib.suppress(RuntimeError):
                 self.begin_rest()
         for number in range(self._size):
