@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,6 +37,27 @@ def test_a_thread_that_cannot_be_started_is_started_by_a_later_call(monkeypatch)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 next(ahead)
     next(ahead)
+    ahead.close()
+
+
+def test_no_second_thread_is_started_after_an_interrupt_while_the_first_one_was():
+    def interrupt(frame, event, argument):
+        # The caller waits until the new thread runs.
+        if frame.f_code is threading.Event.wait.__code__ and frame.f_back.f_code.co_name == "start":
+            sys.settrace(before)
+            raise KeyboardInterrupt
+
+    ahead, before = DevicePrefetch(iter(arrays((3,), num_steps=20)), [device("STRICT:0")]), sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(ahead)
+    finally:
+        sys.settrace(before)
+    (thread,) = feed_threads()
+    values = [leaf[0] for ((leaf,),) in map(list, ahead)]
+    assert values == [1000.0 * step for step in range(20)]
+    assert feed_threads() in ([thread], [])
     ahead.close()
 
 

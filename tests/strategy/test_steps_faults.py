@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import random
 import signal
 import sys
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 from conftest import eventually, mirrored
 from distributed import Client, Event, LocalCluster, get_worker
+from distributed.comm import connect
 from distributed.gc import disable_gc_diagnosis, enable_gc_diagnosis
 
 import daskdist
 from daskdist import Dataset, errors
 from daskdist.strategy.replica.contract import internals_of
+from daskdist.strategy.steps.stream import OPERATION
 
 pytestmark = pytest.mark.cluster
 
@@ -208,6 +211,23 @@ def test_everyone_who_sends_to_a_worker_that_is_not_reached_hears_of_it(on_clust
 
     on_cluster.local_results(on_cluster.run(float, args=(1,)))
     assert set(client.run(send).values()) == {(3, 0)}
+
+
+async def open_and_leave(group, dask_worker):
+    """Open a stream to a worker over a connection that breaks before the worker answers."""
+    comm = await connect(dask_worker.scheduler.address, **dask_worker.connection_args)
+    comm.abort()
+    with contextlib.suppress(OSError):
+        await dask_worker.handlers[OPERATION](comm, group=group, is_framed=False)
+
+
+def test_nothing_is_left_of_a_stream_whose_program_is_gone_before_the_first_answer(on_cluster, client):
+    other = daskdist.MultiWorkerMirroredStrategy(client)
+    group = pickle.dumps(internals_of(other).group.now)
+    other.close()
+    eventually(lambda: [len(of) for of in client.run(replica_threads).values()] == [1, 1])
+    client.run(open_and_leave, group)
+    eventually(lambda: [len(of) for of in client.run(replica_threads).values()] == [1, 1])
 
 
 def test_nothing_is_kept_of_data_that_came(on_cluster, client):

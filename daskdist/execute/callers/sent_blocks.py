@@ -102,8 +102,9 @@ class SentBlocks:
     def reference(self, arrival: Future, *, is_direct: bool) -> SentBlock:
         """Return a reference to data that was sent to a worker, for a task there."""
         if not self._is_subscribed:
-            self._is_subscribed = True
             self._subscribe()
+            # Another thread submits its tasks only after this.
+            self._is_subscribed = True
         self._is_direct = is_direct
         return SentBlock(self._topic, arrival.key, seconds("timeouts.data"))
 

@@ -227,10 +227,14 @@ class _PrefetchState:
         self.copiers = [None if device.is_host else Copier(device, num_sources) for device in self.devices]
         # The thread runs in the consumer's context, which holds the current caller, seed and replica.
         run = functools.partial(contextvars.copy_context().run, self.run)
-        thread = Thread(target=run, name="daskdist-feed", daemon=True)
-        # If the system has no more threads, a later call may begin.
-        thread.start()
-        self.thread = thread
+        # An interrupt may come while the thread starts: a second one would take steps of the same source.
+        self.thread = Thread(target=run, name="daskdist-feed", daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError:
+            # The system has no more threads; a later call may begin.
+            self.thread = None
+            raise
 
     def take(self) -> CopyUnit:
         """Return the next unit.
@@ -366,7 +370,8 @@ class DevicePrefetch(Iterator[list[Any]]):
                 on_closed = None
         if self._interrupt is not None and not state.is_over:
             self._interrupt()
-        if state.thread is not None and state.thread is not current_thread():
+        # Another thread may be about to start it.
+        if state.thread is not None and state.thread is not current_thread() and state.thread.is_alive():
             state.thread.join(_JOIN_TIMEOUT_S)
         if on_closed is not None:
             on_closed()

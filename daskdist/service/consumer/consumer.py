@@ -84,8 +84,9 @@ class ServiceReader:
         self._connection = connection = _Connection(
             name, address, dataset_id, entry, join, joining, arrived, in_turn=in_turn, compression=compression
         )
-        self._loop.call_soon_threadsafe(connection.start)
+        # An interrupt may come at any line: nothing is read that nobody can end.
         self.close = Finalizer(self, _close, self._loop, connection, arrived)
+        self._loop.call_soon_threadsafe(connection.start)
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
         """Return the next elements, at most ``num_rows``; ``wait`` implies that all earlier ones have been used.

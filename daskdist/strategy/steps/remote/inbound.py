@@ -171,8 +171,9 @@ class Inbound:
     async def read_all(self, comm: Comm, link: str) -> None:
         """Read a connection until it ends."""
         connection = InboundConnection(comm, link, self._receive)
-        self._connections[connection.fd] = connection
+        # A thread that finds a connection may remove it at once.
         self._poll.register(connection.fd, select.POLLIN)
+        self._connections[connection.fd] = connection
         if self._is_armed:
             self._loop.add_reader(connection.fd, self._read_in_loop, connection.fd)
         # A thread that is reading has to poll the new connection too.

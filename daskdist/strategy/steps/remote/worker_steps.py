@@ -142,7 +142,7 @@ class StepsOnWorker:
         self._set_team(group)
 
     async def serve(self) -> None:
-        """Handle messages until the stream is closed, then free everything of the strategy."""
+        """Handle messages until the stream is closed."""
         writer = asyncio.ensure_future(self._outbox.write_all())
         # Reading raises the same error.
         writer.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -156,13 +156,13 @@ class StepsOnWorker:
         finally:
             writer.cancel()
             self._outbox.close()
-            self._close()
 
     def _enter(self) -> None:
         # Let `distributed.get_worker` and `get_client` find the worker, as in a task.
         _worker_cvar.set(self.worker)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the calls, and free everything of the strategy."""
         # Other workers learn of the end from the program, and not from this worker.
         self._is_closed = True
         why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"

@@ -68,6 +68,7 @@ class StreamsOfWorker:
             await comm.write(is_framed)
             await steps.serve()
         finally:
+            steps.close()
             if self.by_token.get(known.token) is steps:
                 del self.by_token[known.token]
         return Status.dont_reply
