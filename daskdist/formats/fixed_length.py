@@ -21,7 +21,7 @@ from daskdist.core.structure import Structure
 from daskdist.core.to_numpy import native
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRange, ByteRanges
-from daskdist.storage.compression import decompressed, without_suffix
+from daskdist.storage.compression import decompressed, has_suffix
 from daskdist.storage.filesystem import Storage, Version, failures
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.byte_rows import objects_at
@@ -112,7 +112,7 @@ class FixedLength:
             object.__setattr__(self, "dtype", _dtype_of(self.dtype, self.record_bytes))
 
     def guess(self, path: str, head: bytes) -> bool:
-        return without_suffix(path).endswith(self.suffixes)
+        return has_suffix(path, self.suffixes)
 
     def spec(self, path: str) -> ElementSpec:
         self.storage.version(path)

@@ -50,7 +50,7 @@ def guess_format(paths: Paths, storage: Storage) -> str:
 def warn_of_other_formats(format_name: str, files: tuple[str, ...], all_files: tuple[str, ...]) -> None:
     """Log how many of all files are of other formats than the one whose files are read."""
     ends = tuple(end for name in installed() for end in endings(format_named(name)()) if end)
-    others = [file for file in set(all_files).difference(files) if file.endswith(ends)]
+    others = [file for file in set(all_files).difference(files) if file.lower().endswith(ends)]
     if others:
         logger.warning(
             "read_files: the format is %s, as that of the first file; left out %s of other formats, such as %s; give "

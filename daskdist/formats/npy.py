@@ -124,7 +124,7 @@ class Npy:
     is_splittable = True
 
     def guess(self, path: str, head: bytes) -> bool:
-        return head.startswith(_MAGIC) or (head.startswith(_ZIP) and path.endswith(".npz"))
+        return head.startswith(_MAGIC) or (head.startswith(_ZIP) and path.lower().endswith(".npz"))
 
     def spec(self, path: str) -> ElementSpec:
         return self._found(path, None)[1].spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -274,7 +275,7 @@ class Parquet:
                 options["read_dictionary"] = repeated
             # Verify checksums if the file has them.
             with (
-                self.storage.open(path) if is_remote(path) else pa.OSFile(path) as stream,
+                self.storage.open(path) if is_remote(path) else pa.OSFile(os.fsencode(path)) as stream,
                 pq.ParquetFile(stream, page_checksum_verification=True, **options) as file,
             ):
                 yield file, (file.schema_arrow if footer is None else footer.schema).names
@@ -415,7 +416,7 @@ def _footer_of(version: Version) -> Footer:
     # Cached: parsing it takes as long as reading a small row group, and a file has many of them.
     import pyarrow as pa
 
-    with pa.OSFile(version.path) as file:
+    with pa.OSFile(os.fsencode(version.path)) as file:
         return Footer.of(file)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from daskdist.errors import ArgumentError
-from daskdist.storage.compression import without_suffix
+from daskdist.storage.compression import has_suffix
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.from_arrow import TableReader
@@ -52,7 +52,7 @@ class SampledFormat:
             raise ArgumentError(f"sample_bytes is {self.sample_bytes!r}; give a number of bytes, 1 or more")
 
     def guess(self, path: str, head: bytes) -> bool:
-        return without_suffix(path).endswith(self.suffixes)
+        return has_suffix(path, self.suffixes)
 
     @property
     def tables(self) -> TableReader:

@@ -19,7 +19,7 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.byte_ranges import GROWTH, ByteRanges, RangeRecords
-from daskdist.storage.compression import without_suffix
+from daskdist.storage.compression import has_suffix
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 
@@ -74,7 +74,7 @@ class Text:
                 raise ArgumentError(f"encoding is {self.encoding!r}, whose newline is not one byte; rewrite the files")
 
     def guess(self, path: str, head: bytes) -> bool:
-        return without_suffix(path).endswith(self.suffixes)
+        return has_suffix(path, self.suffixes)
 
     def spec(self, path: str) -> ElementSpec:
         self.storage.version(path)

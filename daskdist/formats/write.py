@@ -6,6 +6,7 @@ Replaced files are deleted after that. A store is written to a hidden path besid
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import uuid
@@ -25,10 +26,11 @@ from daskdist.formats import WritableFormat
 from daskdist.formats.npy import npy_writer
 from daskdist.formats.zarr import UnfinishedStore, check_store, unfinished_store
 from daskdist.storage.atomic_file import put, remove_temporaries, rename
-from daskdist.storage.compression import compression_of, without_suffix
+from daskdist.storage.compression import compression_of, has_suffix
 from daskdist.storage.filesystem import DAMAGE, Storage, is_remote
 from daskdist.storage.hidden_files import is_hidden
 from daskdist.storage.http_files import check_writable
+from daskdist.storage.listing import files_below
 from daskdist.storage.replace_directory import current, is_store, pointer_to, temporary_beside
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
@@ -266,17 +268,16 @@ class DirectoryWriter:
     def _found(self) -> dict[str, int]:
         # The files of the format that a reader would find without a manifest, and their sizes.
         fs, root = self._located
-        entries = fs.find(root, detail=True) if fs.isdir(root) else {}
+        if not is_remote(self.path):
+            entries = {path: {"size": os.stat(path).st_size} for path in files_below(root) if os.path.exists(path)}
+        else:
+            entries = fs.find(root, detail=True) if fs.isdir(root) else {}
         names = {str(path)[len(root) + 1 :]: int(info.get("size") or 0) for path, info in entries.items()}
         return {
             name: size
             for name, size in names.items()
-            if without_suffix(name).endswith(self._endings) and not any(map(is_hidden, name.split("/")))
+            if has_suffix(name, self.form.suffixes) and not any(map(is_hidden, name.split("/")))
         }
-
-    @property
-    def _endings(self) -> tuple[str, ...]:
-        return tuple(map(without_suffix, self.form.suffixes))
 
     def _named(self, waiting: str, names: Sequence[str], old: Mapping[str, int], before: bytes | None) -> list[str]:
         # The dataset is the old one until the second manifest is written.

@@ -95,7 +95,7 @@ class Zarr(RangeReader):
 
     def guess(self, path: str, head: bytes) -> bool:
         is_mark = path.rpartition("/")[2] in self.marks and head.lstrip().startswith(b"{")
-        return is_mark or path.rstrip("/").endswith(self.suffixes)
+        return is_mark or path.rstrip("/").lower().endswith(self.suffixes)
 
     def spec(self, path: str) -> ElementSpec:
         return self._found(path, None)[0].spec

@@ -36,7 +36,8 @@ def read_arrow(
         and ``[]`` is for null lists.
     partitioned
         Whether directories named ``name=value`` anywhere in the path become columns: of integers if all
-        values are integers, else of text. ``__HIVE_DEFAULT_PARTITION__`` is a null.
+        values are integers, else of text. Characters may be encoded by percents, and ``__HIVE_DEFAULT_PARTITION__`` is
+        a null.
     storage_options
         Options of the file system, such as credentials or an endpoint.
 

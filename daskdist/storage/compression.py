@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import zlib
+from collections.abc import Sequence
 from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, FileError
@@ -52,7 +53,7 @@ def inferred(path: str, head: bytes) -> str | None:
         The content is not compressed as the name says.
     """
     by_head = next((name for name, magic in _MAGIC.items() if head.startswith(magic)), None)
-    by_name = next((name for name, ends in _ENDS.items() if without_query(path).endswith(ends)), None)
+    by_name = next((name for name, ends in _ENDS.items() if without_query(path).lower().endswith(ends)), None)
     if by_head is None and by_name in _MAGIC and head:
         raise FileError(
             f"{path}: its name says {by_name}, but its content does not begin like that; "
@@ -62,11 +63,15 @@ def inferred(path: str, head: bytes) -> str | None:
     return by_head or by_name
 
 
-def without_suffix(path: str) -> str:
-    """Return the name of a file without the suffix of its compression, and without the query of a URL."""
-    path = without_query(path)
-    end = next((end for end in SUFFIXES if path.endswith(end)), "")
-    return path.removesuffix(end)
+def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
+    """Return whether the name of a file ends in one of some suffixes, in upper or lower case, compressed or not.
+
+    >>> has_suffix("B.CSV.GZ", (".csv",)), has_suffix("https://host/a.csv?key=1", (".csv",)), has_suffix("a", (".csv",))
+    (True, True, False)
+    """
+    name = without_query(path).lower()
+    end = next((end for end in SUFFIXES if name.endswith(end)), "")
+    return name.removesuffix(end).endswith(tuple(map(str.lower, suffixes)))
 
 
 def decompressed(file: Any, compression: str | None) -> IO[bytes]:

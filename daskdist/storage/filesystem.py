@@ -17,6 +17,7 @@ from typing import IO, Any, Final
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.storage.hidden_files import is_hidden, is_hidden_below, is_hidden_from
 from daskdist.storage.http_files import is_http, num_bytes, open_http, without_query
+from daskdist.storage.listing import files_below, matches, with_suffix, without_directories
 from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
 from daskdist.url_secrets import shown_cause
 
@@ -71,7 +72,7 @@ class Storage:
         paths
             Local paths or fsspec URLs, each a file, a glob or a directory.
         suffixes
-            Files in a directory are taken if their names end in any of these.
+            Files in a directory are taken if their names end in any of these, in upper or lower case.
 
         Raises
         ------
@@ -82,7 +83,8 @@ class Storage:
         Notes
         -----
         Names that begin with ``_`` or ``.`` and the contents of such directories are skipped, in directories and by the
-        wildcards of globs, unless a path or a glob spells them out.
+        wildcards of globs, unless a path or a glob spells them out. Links to directories are followed, except to a
+        directory that the link is in. Other files of a directory are logged, and directories that a glob matches.
         """
         if isinstance(paths, (str, os.PathLike)):
             paths = [paths]
@@ -93,7 +95,8 @@ class Storage:
         for path in paths:
             if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
                 raise ArgumentError(f"the list of files has {path!r:.80}; give paths and globs")
-        return tuple(file for path in paths for file in self._expand_one(os.fspath(path), tuple(suffixes)))
+        ends = tuple(map(str.lower, suffixes))
+        return tuple(file for path in paths for file in self._expand_one(os.fspath(path), ends))
 
     def _expand_one(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
         try:
@@ -126,14 +129,15 @@ class Storage:
         manifests: list[str] = []
         try:
             if has_wildcards(inner):
-                names = [name for name in self._matches(fs, inner) if not fs.isdir(name)]
+                names = without_directories(self._matches(fs, inner), fs.isdir, path)
                 manifests = self._matches(fs, _manifests_beside(inner))
             # A query names one file, and asking whether that is a directory would download it.
             elif not (is_http(inner) and "?" in inner) and fs.isdir(inner):
                 root = str(fs._strip_protocol(inner))
                 names = [name for name in fs.find(inner) if not is_hidden_below(os.path.dirname(name), root)]
                 manifests = [name for name in names if is_manifest_name(os.path.basename(name))]
-                names = [name for name in names if name.endswith(suffixes) and not is_hidden(os.path.basename(name))]
+                names = [name for name in names if not is_hidden(os.path.basename(name))]
+                names = with_suffix(names, suffixes, path)
             else:
                 names = [inner] if fs.exists(inner) else []
                 if not names:
@@ -164,7 +168,7 @@ class Storage:
 
         def is_wanted(name: str) -> bool:
             if not has_wildcards(pattern):
-                return name.endswith(suffixes)
+                return name.lower().endswith(suffixes)
             last = pattern.partition("::")[0].rpartition("/")[2]
             return "**" in last or fnmatch(name, last)
 
@@ -499,17 +503,11 @@ def _listed_local(path: str, suffixes: tuple[str, ...]) -> Listing:
     if not os.path.isdir(path):
         if not glob.has_magic(path):
             return Listing([], [])
-        files, manifests = (
-            sorted(name for name in glob.glob(pattern, recursive=True) if not is_hidden_from(name, pattern))
-            for pattern in (path, _manifests_beside(path))
-        )
-        return Listing(list(filter(os.path.isfile, files)), manifests)
-    files, manifests = [], []
-    for folder, below, names in os.walk(path):
-        below[:] = [name for name in below if not is_hidden(name)]
-        files += [os.path.join(folder, name) for name in names if name.endswith(suffixes) and not is_hidden(name)]
-        manifests += [os.path.join(folder, name) for name in names if is_manifest_name(name)]
-    return Listing(sorted(files), sorted(manifests))
+        return Listing(without_directories(matches(path), os.path.isdir, path), matches(_manifests_beside(path)))
+    found = list(files_below(path))
+    files = [name for name in found if not is_hidden(os.path.basename(name))]
+    manifests = [name for name in found if is_manifest_name(os.path.basename(name))]
+    return Listing(sorted(with_suffix(files, suffixes, path)), sorted(manifests))
 
 
 def _manifests_beside(pattern: str) -> str:

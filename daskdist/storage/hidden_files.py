@@ -35,8 +35,16 @@ def is_hidden_from(path: str, pattern: str) -> bool:
     >>> is_hidden_from("/d/_temporary/a.csv", "/d/**/*.csv"), is_hidden_from("/d/_x/a.csv", "/d/_*/*.csv")
     (True, False)
     """
-    parts = path.strip("/").split("/")
-    return any(map(is_hidden, parts)) and not _is_spelled(parts, pattern.strip("/").split("/"))
+    return any(map(is_hidden, path.split("/"))) and not is_spelled(path, pattern)
+
+
+def is_spelled(path: str, pattern: str) -> bool:
+    """Return whether a glob matches a path, and spells out its hidden components.
+
+    >>> is_spelled("/d/a/b/x.csv", "/d/**/*.csv"), is_spelled("/d/_a/x.csv", "/d/**/*.csv")
+    (True, False)
+    """
+    return _is_spelled(path.strip("/").split("/"), pattern.strip("/").split("/"))
 
 
 def _is_spelled(parts: Sequence[str], patterns: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ read in turn: only little of a local file, which is mapped into memory, and all 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -105,7 +106,7 @@ def opened(storage: Storage, path: str) -> Any:
     """Open a file, mapped into memory if it is local. Its arrays keep the mapping alive."""
     import pyarrow as pa
 
-    return storage.open(path) if is_remote(path) else pa.memory_map(path)
+    return storage.open(path) if is_remote(path) else pa.memory_map(os.fsencode(path))
 
 
 def damage(label: str, problem: str = "damaged or cut short") -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.csv.fields import NULLS, Fields, fields_in
 from daskdist.formats.csv.quotes import BYTE_ORDER_MARK, Quotes
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges
-from daskdist.storage.compression import without_suffix
+from daskdist.storage.compression import has_suffix
 from daskdist.storage.filesystem import Version, failures
 
 TABS: Final = (".tsv", ".tab")
@@ -115,7 +115,7 @@ class Dialect:
         """Return the dialect of one file, with its delimiter."""
         if self.delimiter is not None:
             return self
-        return replace(self, delimiter="\t" if without_suffix(path).endswith(TABS) else ",")
+        return replace(self, delimiter="\t" if has_suffix(path, TABS) else ",")
 
     @property
     def framing(self) -> Quotes:

@@ -15,6 +15,7 @@ An uncompressed local file is mapped into memory: numbers are used in place, and
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -341,7 +342,7 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
     path = f"{root}/{name}"
     try:
         # Arrays keep a file mapped after it is closed.
-        source = pa.memory_map(path) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb")
+        source = pa.memory_map(os.fsencode(path)) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb")
         with source, pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
             if KEY not in (reader.schema.metadata or {}):
                 raise FileError(f"{path}: an Arrow file, but not of a saved dataset")

@@ -24,7 +24,7 @@ from daskdist.formats.tfrecord.example import Examples, Feature
 from daskdist.formats.tfrecord.example_writer import block_of, check_example, examples_of
 from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
 from daskdist.storage.byte_ranges import ByteRanges, RangeRecords
-from daskdist.storage.compression import compressed, inferred, suffix_of, without_suffix
+from daskdist.storage.compression import compressed, has_suffix, inferred, suffix_of
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.byte_rows import objects_at, rows_at
@@ -73,7 +73,7 @@ class TFRecord:
         return (_NAMES[0] + suffix_of(self.compression), *_NAMES)
 
     def guess(self, path: str, head: bytes) -> bool:
-        return is_plain(head) or without_suffix(path).endswith(_NAMES)
+        return is_plain(head) or has_suffix(path, _NAMES)
 
     def spec(self, path: str) -> ElementSpec:
         if self.check_crc:

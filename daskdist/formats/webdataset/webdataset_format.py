@@ -30,7 +30,7 @@ from daskdist.formats.image_codec import ImageOptions, pillow
 from daskdist.formats.webdataset.decoding import Decoding
 from daskdist.formats.webdataset.samples import KEY, Sample, Samples, parts_of, samples_of, why_no_key
 from daskdist.storage.byte_ranges import ByteRange, ByteRanges, RangeRecords
-from daskdist.storage.compression import without_suffix
+from daskdist.storage.compression import has_suffix
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.columns import Columns
@@ -90,7 +90,7 @@ class WebDataset:
         self.decoding()
 
     def guess(self, path: str, head: bytes) -> bool:
-        return without_suffix(path).endswith(self.suffixes)
+        return has_suffix(path, self.suffixes)
 
     def spec(self, path: str) -> ElementSpec:
         decoding = self.decoding()
