@@ -22,7 +22,14 @@ _ENDS: Final[dict[str, tuple[str, ...]]] = {
     "xz": (".xz",),
     "zstd": (".zst", ".zstd"),
 }
-_MAGIC: Final = {"gzip": b"\x1f\x8b\x08", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
+# Writers in several threads put a frame first that zstd skips; it has one of 16 numbers.
+_SKIPPED: Final = tuple(bytes([number]) + b"\x2a\x4d\x18" for number in range(0x50, 0x60))
+_MAGIC: Final[dict[str, tuple[bytes, ...]]] = {
+    "gzip": (b"\x1f\x8b\x08",),
+    "bz2": (b"BZh",),
+    "xz": (b"\xfd7zXZ\x00",),
+    "zstd": (b"\x28\xb5\x2f\xfd", *_SKIPPED),
+}
 
 # Other spellings that users write: TensorFlow's names, and Arrow's.
 _SPELLINGS: Final = {"": None, "GZIP": "gzip", "gz": "gzip", "ZLIB": "zlib", "zst": "zstd"}

@@ -7,6 +7,7 @@ import threading
 
 import dask
 import numpy as np
+import pyarrow as pa
 import pytest
 from compressed import COMPRESSED
 
@@ -92,3 +93,14 @@ def test_a_compressed_file_cut_short(tmp_path, end):
         kept = list(iterator := iter(read_text(path).ignore_errors()))
     assert kept == lines[: len(kept)]
     assert iterator.stats()["skipped_by_file"] == {str(path): 1}
+
+
+@pytest.mark.parametrize("number", [0x50, 0x5F])
+def test_frames_that_zstd_skips_before_those_of_content(tmp_path, number):
+    # As pzstd writes them, with the size of the next frame.
+    frames = [pa.Codec("zstd").compress(text, asbytes=True) for text in (b"a\nb\n", b"c\n")]
+    skipped = bytes([number]) + b"\x2a\x4d\x18\x04\0\0\0"
+    content = b"".join(skipped + len(frame).to_bytes(4, "little") + frame for frame in frames)
+    for name in ("a.txt.zst", "a.txt"):
+        (tmp_path / name).write_bytes(content)
+        assert list(read_text(tmp_path / name)) == ["a", "b", "c"]

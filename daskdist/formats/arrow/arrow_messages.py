@@ -1,17 +1,19 @@
 """The positions and row counts of the record batches of an Arrow file.
 
-pyarrow reports the number of batches of a file, but not their sizes, and nothing about a stream. So the messages are
-read in turn: only little of a local file, which is mapped into memory, and all of a remote stream, once.
+The footer of a file lists its batches, from which pyarrow reads them; their sizes are estimated from their numbers of
+rows. A stream has no footer, so its messages are read in turn: only little of a local one, which is mapped into memory,
+and all of a remote one, once.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from daskdist.errors import FileError
@@ -34,7 +36,7 @@ class Message:
     Parameters
     ----------
     start, stop
-        The range of its bytes; for batches of remote files, one of the size of an average batch.
+        The range of its bytes; for batches of files, one of about their size.
     num_rows
         The number of rows of a record batch; None if unknown.
     is_mapped
@@ -81,8 +83,8 @@ def index_of(storage: Storage, version: Version) -> BatchIndex:
     Raises
     ------
     FileError
-        The file is not an Arrow file, or is damaged: it ends within a message, a message has an unknown kind, bytes
-        follow the end-of-stream marker, or the footer of a local file does not list all batches.
+        The file is not an Arrow file, or is damaged: it has no footer, it ends within a message, a message has an
+        unknown kind, or bytes follow the end-of-stream marker.
 
     Notes
     -----
@@ -120,22 +122,23 @@ def _of_file(source: Any, version: Version) -> BatchIndex:
     import pyarrow as pa
 
     with pa.ipc.open_file(source) as reader:
-        schema, num_batches = reader.schema, reader.num_record_batches
-    if is_remote(version.path):
-        # A single batch is not worth a request for its position and its row count.
-        size = version.num_bytes // max(num_batches, 1)
-        return BatchIndex(schema, False, tuple(Message(k * size, (k + 1) * size) for k in range(num_batches)))
-    positions = [message for kind, message in _messages(source, 8) if kind == _BATCH]
-    if len(positions) != num_batches:
-        raise ValueError(f"it has {len(positions)} record batches, but its footer lists {num_batches}")
-    with pa.ipc.open_file(source, options=_least(schema)) as reader:
-        return BatchIndex(schema, False, _described(positions, map(reader.get_batch, range(num_batches)), True))
+        schema, numbers = reader.schema, range(reader.num_record_batches)
+    # A single batch of a remote file is not worth a request for its row count.
+    known: list[tuple[int | None, bool]] = [(None, False) for _ in numbers]
+    if not is_remote(version.path):
+        with pa.ipc.open_file(source, options=_least(schema)) as reader:
+            known = [_described(reader.get_batch(number), True) for number in numbers]
+    # An unknown number of rows counts as none.
+    ends = list(accumulate(((num_rows or 0) + 1 for num_rows, _ in known), initial=0))
+    bounds = [version.num_bytes * end // max(ends[-1], 1) for end in ends]
+    batches = tuple(Message(*span, *item) for span, item in zip(pairwise(bounds), known, strict=True))
+    return BatchIndex(schema, False, batches)
 
 
 def _of_stream(source: Any, version: Version) -> BatchIndex:
     import pyarrow as pa
 
-    messages = list(_messages(source, 0))
+    messages = list(_messages(source))
     stop = messages[-1][1].stop if messages else 0
     source.seek(stop)
     rest = bytes(source.read(9))
@@ -148,9 +151,10 @@ def _of_stream(source: Any, version: Version) -> BatchIndex:
     with pa.ipc.open_stream(source) as reader:
         schema = reader.schema
     source.seek(0)
-    positions = [message for kind, message in messages if kind == _BATCH]
+    positions = [(message.start, message.stop) for kind, message in messages if kind == _BATCH]
     with pa.ipc.open_stream(source, options=_least(schema)) as reader:
-        batches = _described(positions, reader, not is_remote(version.path))
+        known = [_described(batch, not is_remote(version.path)) for batch in reader]
+    batches = tuple(Message(*span, *item) for span, item in zip(positions, known, strict=True))
     if not rest:
         logger.warning(
             "%s has no end-of-stream marker: all %d record batches in it are read, but if its writer was interrupted, "
@@ -161,10 +165,11 @@ def _of_stream(source: Any, version: Version) -> BatchIndex:
     return BatchIndex(schema, True, batches, tuple(message for kind, message in messages if kind != _BATCH))
 
 
-def _messages(source: Any, start: int) -> Iterator[tuple[str, Message]]:
+def _messages(source: Any) -> Iterator[tuple[str, Message]]:
     # Yield the kinds and positions of messages.
     import pyarrow as pa
 
+    start = 0
     source.seek(start)
     for message in pa.ipc.MessageReader.open_stream(source):
         yield message.type, Message(start, start := source.tell())
@@ -178,12 +183,8 @@ def _least(schema: Any) -> Any:
     return pa.ipc.IpcReadOptions(use_threads=False, included_fields=(numbers or [*range(len(schema))])[:1])
 
 
-def _described(positions: Sequence[Message], batches: Iterable[Any], is_local: bool) -> tuple[Message, ...]:
-    # Return the messages of record batches with their numbers of rows.
-    messages = []
-    for message, batch in zip(positions, batches, strict=True):
-        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
-        # A decompressed buffer is not a part of another buffer.
-        is_mapped = is_local and bool(buffers) and all(buffer.parent is not None for buffer in buffers)
-        messages.append(replace(message, num_rows=batch.num_rows, is_mapped=is_mapped))
-    return tuple(messages)
+def _described(batch: Any, is_local: bool) -> tuple[int, bool]:
+    # Return the number of rows of a record batch, and whether its arrays are parts of the file.
+    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+    # A decompressed buffer is not a part of another buffer.
+    return batch.num_rows, is_local and bool(buffers) and all(buffer.parent is not None for buffer in buffers)
