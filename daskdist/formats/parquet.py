@@ -24,6 +24,7 @@ from daskdist.formats.bisection import first_invalid, valid_parts
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote
 from daskdist.storage.first_file import FirstFile, differs_from_first
 from daskdist.storage.hive_partitions import Partitions
+from daskdist.tables.arrow_text import is_text
 from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
 from daskdist.url_secrets import shown_cause
@@ -289,12 +290,11 @@ class Parquet:
 def _has_text(kind: Any) -> bool:
     import pyarrow as pa
 
-    types = pa.types
-    if types.is_dictionary(kind) or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_text(kind.storage_type)
+    if pa.types.is_dictionary(kind):
         return _has_text(kind.value_type)
-    if types.is_struct(kind):
-        return any(_has_text(subfield.type) for subfield in kind)
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    return is_text(kind) or any(_has_text(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _with_plain_text(table: Any, names: Sequence[str]) -> Any:

@@ -36,8 +36,9 @@ def read_parquet(
         list of such lists for rows that meet all conditions of at least one. Row groups without such rows by their
         statistics are not read.
     missing
-        The replacement of nulls, by column: ``{"count": -1}``. Without it, nulls are NaN in floats, NaT in times and an
-        error in other columns. In a column of lists it is for nulls within the lists, and ``[]`` is for null lists.
+        The replacement of nulls, by column: ``{"count": -1}``; for structs a dict by field. Without it, nulls are NaN
+        in floats, NaT in times and an error in other columns. In a column of lists it is for nulls within the lists,
+        and null lists are empty; ``[]`` is for null lists alone. For a null list of a fixed size it is for each value.
     partitioned
         Whether directories named ``name=value`` anywhere in the path become columns: of integers if all
         values are integers, else of text. Characters may be encoded by percents, and ``__HIVE_DEFAULT_PARTITION__`` is

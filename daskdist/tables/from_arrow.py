@@ -10,7 +10,9 @@ times of day, durations         ``timedelta64``: since midnight, in the type's o
 text                            NumPy's ``StringDType``
 bytes, of any or a fixed size   Python's ``bytes`` as an object
 dictionaries, run ends          their decoded values
-extension types                 their storage type
+fixed-shape tensors             an array of their shape
+bool8                           bools
+uuid, JSON                      ``bytes``, and text, as they are stored; so are other extension types of text or bytes
 fixed-size lists                an array with an axis more
 lists, list views               an array of varying length; lists of lists are `daskdist.Ragged`
 structs                         a dict by name
@@ -19,8 +21,9 @@ nulls only                      float64, NaN
 
 A null is NaN in a float column and NaT in a time column. In any other column it is an error that names the column,
 unless ``missing`` gives a replacement; NaN for a column of integers makes it float64. In a column of lists the
-replacement is for nulls within the lists, and ``[]`` is for null lists. In a null struct all fields are null; the
-replacement is a dict by field.
+replacement is for nulls within the lists, and null lists are empty; ``[]`` is for null lists alone. For a null list of
+a fixed size it is for each value. In a null struct all fields are null; the replacement is a dict by field.
+Other extension types are errors, as their stored values are not what they stand for.
 """
 
 from __future__ import annotations
@@ -40,9 +43,18 @@ from daskdist.core.structure import LONE, TEXT, Structure
 from daskdist.core.to_numpy import is_rounded
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.hive_partitions import Partitions
+from daskdist.tables.arrow_text import is_bytes, is_text, repeated_texts, texts_of
 from daskdist.tables.columns import Columns
 from daskdist.tables.decimals import nearest_floats
-from daskdist.tables.replacements import fill_times, scalar_of
+from daskdist.tables.extension_types import (
+    is_tensor,
+    refuse_unknown,
+    stored_as,
+    stored_values,
+    tensor_shape,
+    tensors_of,
+)
+from daskdist.tables.replacements import Place, fill_times, of_field, scalar_of
 
 _BYTES: Final = np.dtype(object)
 
@@ -90,7 +102,7 @@ class TableReader:
         spec = self.chosen(schema.names).spec(lambda name: self._column_spec(kinds, schema, name, path))
         for name, value in (self.missing or {}).items():
             kind = schema.field(name).type if name in schema.names else self.partitions.arrow_type(name)
-            _try_out(value, kind, f"{path}: column {name!r}")
+            check_replacement(value, kind, Place(path, (name,)))
         return spec
 
     def block(self, table: Any, label: str, path: str) -> Block:
@@ -123,11 +135,13 @@ class TableReader:
     def _column_spec(self, kinds: Mapping[str, Any], schema: Any, name: str, path: str) -> ElementSpec:
         if name not in kinds and len(schema.get_all_field_indices(name)) > 1:
             raise FileError(f"{path}: two columns are called {name!r}; leave them out, or rename one")
-        kind = kinds[name] if name in kinds else self.partitions.arrow_type(name)
         missing = (self.missing or {}).get(name)
-        if missing is None and kind.id in _numbers():
-            return _number_spec(kind.id)
-        return spec_of(kind, f"{path}: column {name!r}", missing)
+        if name not in kinds:
+            return spec_of(self.partitions.arrow_type(name), Place(path, (name,)), missing)
+        column = schema.field(name)
+        if missing is None and not column.metadata and column.type.id in _numbers():
+            return _number_spec(column.type.id)
+        return _field_spec(column, Place(path, (name,)), missing)
 
     def _leaves(self, columns: Mapping[str, Any], num_rows: int, name: str, label: str, path: str) -> Sequence[Any]:
         import pyarrow as pa
@@ -136,12 +150,12 @@ class TableReader:
         if column is None:
             kind, value = self.partitions.arrow_type(name), self.partitions.value(name, path)
             if value is None:
-                return leaves_of(pa.nulls(num_rows, kind), f"{label}: column {name!r}", missing)
-            return [np.full(num_rows, value, _dtype(kind, name, missing))]
+                return leaves_of(pa.nulls(num_rows, kind), Place(label, (name,)), missing)
+            return [np.full(num_rows, value, _dtype(kind, Place(label, (name,)), missing))]
         if missing is None and not column.null_count and column.type.id in _numbers() and hasattr(column, "buffers"):
             # Fast path for many small columns: composing the label for messages would take longer than the conversion.
             return [_number_array(column)]
-        return leaves_of(_whole(column), f"{label}: column {name!r}", missing)
+        return leaves_of(_whole(column), Place(label, (name,)), missing)
 
 
 def _by_name(names: Sequence[str], columns: Sequence[Any]) -> dict[str, Any]:
@@ -158,20 +172,36 @@ def _number_spec(kind_id: int) -> ElementSpec:
     return ElementSpec(LONE, (TensorSpec((), _numbers()[kind_id]),))
 
 
-def _try_out(missing: Any, kind: Any, where: str) -> None:
-    # Check a replacement by replacing a null.
+def check_replacement(missing: Any, kind: Any, where: Place) -> None:
+    """Check a replacement, by replacing a null.
+
+    Raises
+    ------
+    ArgumentError
+        The replacement does not fit the type.
+    """
     import pyarrow as pa
 
-    if (_is_list(kind) or pa.types.is_fixed_size_list(kind)) and not isinstance(missing, (list, tuple)):
-        _try_out(missing, kind.value_type, where)
-        return
-    try:
-        leaves_of(pa.nulls(1, kind), where, missing)
-    except FileError:
-        raise ArgumentError(f"missing: {missing!r:.80} cannot stand for a null of {where}, of type {kind}") from None
+    if (decoded := _decoded(kind)) is not None:
+        check_replacement(missing, decoded, where)
+    elif pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            if (value := of_field(missing, kind, number, where)) is not None:
+                check_replacement(value, kind.field(number).type, where.field(kind.field(number).name))
+    elif pa.types.is_fixed_size_list(kind) or _is_list(kind):
+        within = _within(missing, kind, where)
+        if within is not None or missing is None:
+            check_replacement(within, kind.value_type, where)
+    else:
+        try:
+            leaves_of(pa.nulls(1, kind), where, missing)
+        except FileError:
+            raise ArgumentError(
+                f"missing: {missing!r:.80} cannot stand for a null of {where}, of type {kind}"
+            ) from None
 
 
-def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
+def spec_of(kind: Any, where: Place, missing: Any = None) -> ElementSpec:
     """Return the spec of a value of an Arrow type.
 
     Raises
@@ -182,11 +212,17 @@ def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
     import pyarrow as pa
 
     types = pa.types
-    if (stored := _stored_as(kind)) is not None:
-        return spec_of(stored, where, missing)
+    if is_tensor(kind):
+        inner = _array_spec(kind.storage_type, where, missing)
+        return ElementSpec(LONE, (TensorSpec(tensor_shape(kind, where), inner.dtype),))
+    refuse_unknown(None, kind, where)
+    if (decoded := _decoded(kind)) is not None:
+        return spec_of(decoded, where, missing)
     if types.is_struct(kind):
         fields = {
-            kind.field(k).name: spec_of(kind.field(k).type, where, _of_field(missing, kind, k, where))
+            kind.field(k).name: _field_spec(
+                kind.field(k), where.field(kind.field(k).name), of_field(missing, kind, k, where)
+            )
             for k in range(kind.num_fields)
         }
         if len(fields) < max(kind.num_fields, 1):
@@ -204,10 +240,15 @@ def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
     return ElementSpec(LONE, (TensorSpec((), _dtype(kind, where, missing)),))
 
 
-def _array_spec(kind: Any, where: str, missing: Any) -> TensorSpec:
+def _field_spec(field: Any, where: Place, missing: Any) -> ElementSpec:
+    refuse_unknown(field.metadata, field.type, where)
+    return spec_of(field.type, where, missing)
+
+
+def _array_spec(kind: Any, where: Place, missing: Any) -> TensorSpec:
     import pyarrow as pa
 
-    inner = spec_of(kind.value_type, where, _within(missing))
+    inner = _field_spec(kind.value_field, where, _within(missing, kind, where))
     if inner.structure != LONE:
         raise FileError(f"{where} holds lists of structs, which cannot form an array; leave it out")
     if None in inner.leaves[0].shape and pa.types.is_fixed_size_list(kind):
@@ -226,8 +267,8 @@ def is_struct(kind: Any) -> bool:
     """Return whether values of an Arrow type become a dict by field."""
     import pyarrow as pa
 
-    while (stored := _stored_as(kind)) is not None:
-        kind = stored
+    while (decoded := _decoded(kind)) is not None:
+        kind = decoded
     return bool(pa.types.is_struct(kind))
 
 
@@ -237,29 +278,16 @@ def _is_view(kind: Any) -> bool:
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
-def _stored_as(kind: Any) -> Any:
-    # Return the type of the decoded values of a dictionary, run-end or extension type; None for other types.
+def _decoded(kind: Any) -> Any:
+    # Return the type of the values of a dictionary, run-end or extension type; None for other types.
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
-        return kind.storage_type
+        return stored_as(kind)
     return kind.value_type if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) else None
 
 
-def _of_field(missing: Any, kind: Any, number: int, where: str) -> Any:
-    # The replacement of a null in a field of structs.
-    if missing is None:
-        return None
-    names = [kind.field(k).name for k in range(kind.num_fields)]
-    if not isinstance(missing, Mapping) or not set(missing) <= set(names):
-        raise ArgumentError(
-            f"missing: for {where}, which holds structs, give a dict by field, of {', '.join(map(repr, names))}, "
-            f"not {missing!r:.80}"
-        )
-    return missing.get(names[number])
-
-
-def _dtype(kind: Any, where: str, missing: Any) -> np.dtype[Any]:
+def _dtype(kind: Any, where: Place, missing: Any) -> np.dtype[Any]:
     import pyarrow as pa
 
     types = pa.types
@@ -270,9 +298,9 @@ def _dtype(kind: Any, where: str, missing: Any) -> np.dtype[Any]:
         return dtype
     if types.is_decimal(kind) or types.is_null(kind):
         return np.dtype(np.float64)
-    if _is_text(kind):
+    if is_text(kind):
         return TEXT
-    if _is_bytes(kind):
+    if is_bytes(kind):
         return _BYTES
     if types.is_date(kind):
         return np.dtype("datetime64[D]")
@@ -281,19 +309,6 @@ def _dtype(kind: Any, where: str, missing: Any) -> np.dtype[Any]:
     if types.is_time(kind) or types.is_duration(kind):
         return np.dtype(f"timedelta64[{kind.unit}]")
     raise FileError(f"{where} is of type {kind}, which no array can hold; leave it out")
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
-
-
-def _is_bytes(kind: Any) -> bool:
-    import pyarrow as pa
-
-    is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    return bool(is_binary or str(kind) == "binary_view")
 
 
 def _whole(column: Any) -> Any:
@@ -308,13 +323,15 @@ def _whole(column: Any) -> Any:
     return array
 
 
-def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
+def leaves_of(array: Any, where: Place, missing: Any = None) -> list[Any]:
     """Convert an Arrow array to leaves, shape ``(num_rows, ...)``: an array or `Ragged`, one a field for structs.
 
     Raises
     ------
     FileError
         There is a null without a replacement.
+    ArgumentError
+        The replacement does not fit the type.
     """
     import pyarrow as pa
 
@@ -322,8 +339,10 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     if kind.id in _numbers() and missing is None and not array.null_count:
         # Most columns are numbers without nulls.
         return [_number_array(array)]
+    if is_tensor(kind):
+        return [tensors_of(_lone(array.storage, where, missing), kind)]
     if isinstance(kind, pa.BaseExtensionType):
-        return leaves_of(array.storage, where, missing)
+        return leaves_of(stored_values(array, where), where, missing)
     if types.is_run_end_encoded(kind):
         import pyarrow.compute as pc
 
@@ -333,7 +352,7 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
             values = _without_views(array.dictionary)
             array = pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
             kind = array.type
-        if (texts := _repeated_texts(array)) is not None:
+        if (texts := repeated_texts(array)) is not None:
             return [texts]
         return leaves_of(array.dictionary_decode(), where, missing)
     if types.is_struct(kind):
@@ -343,11 +362,13 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
         return [
             leaf
             for k in order
-            for leaf in leaves_of(parts[k], f"{where}, {kind.field(k).name!r}", _of_field(missing, kind, k, where))
+            for leaf in leaves_of(parts[k], where.field(kind.field(k).name), of_field(missing, kind, k, where))
         ]
     if types.is_fixed_size_list(kind):
-        _refuse_nulls(array, where)
-        inner = _lone(array.flatten(), where, _within(missing))
+        if missing is None:
+            _refuse_nulls(array, where)
+        splits = np.arange(len(array) + 1) * kind.list_size
+        inner = _of_lists(_fixed_values(array), splits, where, _within(missing, kind, where))
         return [inner.reshape(len(array), kind.list_size, *inner.shape[1:])]
     if _is_list(kind):
         return [_ragged(array, where, missing)]
@@ -392,54 +413,72 @@ def _number_array(array: Any) -> np.ndarray[Any, Any]:
     return numbers
 
 
-def _lone(array: Any, where: str, missing: Any) -> Any:
+def _lone(array: Any, where: Place, missing: Any) -> Any:
     (leaf,) = leaves_of(array, where, missing)
     return leaf
 
 
-def _within(missing: Any) -> Any:
-    # The replacement of a null within lists. If `missing` is a list, it replaces missing lists, not nulls in lists.
-    return None if isinstance(missing, (list, tuple)) else missing
+def _within(missing: Any, kind: Any, where: Place) -> Any:
+    # Return the replacement of a null within lists. A list, which is empty, replaces null lists and not nulls in lists.
+    if not isinstance(missing, (list, tuple)):
+        return missing
+    if missing or not _is_list(kind):
+        fitting = "[] can stand for a null list" if _is_list(kind) else "one value can stand for all of a null list"
+        raise ArgumentError(f"missing: {missing!r:.80} cannot stand for a null of {where}, of type {kind}: {fitting}")
+    return missing if _is_list(kind.value_type) else None
 
 
-def _ragged(array: Any, where: str, missing: Any) -> Ragged:
-    is_for_lists = isinstance(missing, (list, tuple))
-    if is_for_lists and missing:
-        raise ArgumentError(f"missing: only [] can stand for a missing list, but for {where} it is {missing!r}")
-    if not is_for_lists:
+def _fixed_values(array: Any) -> Any:
+    # Return the values of lists of one size, where those of a null list are null.
+    import pyarrow as pa
+
+    values = array.flatten()
+    if not array.null_count:
+        return values
+    values = _without_views(values)
+    valid = np.repeat(array.is_valid().to_numpy(zero_copy_only=False), array.type.list_size)
+    return values.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
+
+
+def _ragged(array: Any, where: Place, missing: Any) -> Ragged:
+    within = _within(missing, array.type, where)
+    if missing is None:
         _refuse_nulls(array, where)
-    if not is_for_lists and not _is_view(array.type):
+    if not array.null_count and not _is_view(array.type):
         splits = array.offsets.to_numpy(zero_copy_only=False)
         splits = splits - splits[0] if len(splits) and splits[0] else splits
     else:
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         splits = np.concatenate([[0], np.cumsum(lengths)])
     splits = splits if len(splits) else np.zeros(1, np.int64)
-    values = array.flatten()
-    if values.null_count and _within(missing) is None and _lacks_null(values.type):
+    return Ragged(_of_lists(array.flatten(), splits, where, within), splits)
+
+
+def _of_lists(values: Any, splits: np.ndarray[Any, Any], where: Place, missing: Any) -> Any:
+    # Convert the values of lists that end at the given places.
+    if values.null_count and missing is None and _lacks_null(values.type):
         row = int(np.searchsorted(splits, _first_null(values), "right")) - 1
         raise FileError(
             f"{where}: the list in its row {row} has a null, and {values.type} has no value for that, as floats have "
-            "NaN and times NaT; give a replacement with missing={column: value}, or leave the column out"
+            f"NaN and times NaT; give a replacement with {_advice(values.type, where)}, or leave the column out"
         )
-    return Ragged(_lone(values, f"{where}, within its lists", _within(missing)), splits)
+    return _lone(values, where.within_lists(), missing)
 
 
 def _lacks_null(kind: Any) -> bool:
     # Only plain values are checked here: nested ones report their own nulls.
     import pyarrow as pa
 
-    types = pa.types
-    if types.is_nested(kind) or _stored_as(kind) is not None:
+    if pa.types.is_nested(kind) or _decoded(kind) is not None:
         return False
-    return _dtype(kind, "", None).kind not in "fmM"
+    return _dtype(kind, Place(""), None).kind not in "fmM"
 
 
 def _first_null(array: Any) -> int:
     return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
 
 
-def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
+def _flat(array: Any, where: Place, missing: Any) -> np.ndarray[Any, Any]:
     import pyarrow as pa
 
     kind = array.type
@@ -473,80 +512,7 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
     return fill_times(values, missing, where) if is_numpy_time and array.null_count else values
 
 
-# The number of texts to convert at a time, and the most bytes of a text for which NumPy's bytes are faster than `str`.
-_NUM_TEXTS: Final = 65_536
-_SHORT_BYTES: Final = 64
-
-
-def texts_of(array: Any) -> np.ndarray[Any, Any]:
-    """Convert an Arrow array of text without nulls, shape ``(num_rows,)``, dtype ``StringDType``."""
-    import pyarrow as pa
-
-    texts = np.empty(len(array), TEXT)
-    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        array = array.cast(pa.large_string())
-    for start in range(0, len(array), _NUM_TEXTS):
-        part = array.slice(start, _NUM_TEXTS)
-        short = _of_short(part)
-        if short is None:
-            texts[start : start + len(part)] = part.to_pylist()
-        else:
-            _fill_from_bytes(texts[start : start + len(part)], short)
-    return texts
-
-
-def _repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
-    # Convert a dictionary array without nulls by its words as NumPy bytes; None if that is not possible.
-    import pyarrow as pa
-
-    words = array.dictionary
-    is_plain = pa.types.is_string(words.type) or pa.types.is_large_string(words.type)
-    short = _of_short(words) if is_plain and len(words) and not array.null_count and not words.null_count else None
-    if short is None:
-        return None
-    texts, indices = np.empty(len(array), TEXT), array.indices.to_numpy()
-    for start in range(0, len(array), _NUM_TEXTS):
-        part = slice(start, start + _NUM_TEXTS)
-        _fill_from_bytes(texts[part], short[indices[part]])
-    return texts
-
-
-def _fill_from_bytes(texts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
-    # A plain assignment treats bytes of most lengths as unaligned, and then creates each text twice. An iterator with
-    # a buffer does not.
-    done = 0
-    with np.nditer(
-        texts, ["buffered", "external_loop", "refs_ok"], ["writeonly"], values.dtype, casting="unsafe", buffersize=2048
-    ) as buffers:
-        for buffer in buffers:
-            buffer[...] = values[done : done + len(buffer)]  # type: ignore[index]
-            done += len(buffer)
-
-
-def _of_short(array: Any) -> Any:
-    # Return texts as NumPy's bytes of one length, which convert much faster than Python's; None if padding would waste
-    # too much memory or trailing zeros would be lost.
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    _, offsets, data = array.buffers()
-    if data is None or not data.size:
-        return None
-    width = np.int32 if pa.types.is_string(array.type) else np.int64
-    bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
-    longest = int(np.subtract(bounds[1:], bounds[:-1]).max())
-    content = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
-    if not longest or not content.min():
-        return None
-    if longest * len(array) == len(content):
-        return content.view(f"S{longest}")
-    if longest > _SHORT_BYTES:
-        return None
-    padded = pc.ascii_rpad(array, longest, "\0")
-    return np.frombuffer(padded.buffers()[2], f"S{longest}", len(array))
-
-
-def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
+def _filled(array: Any, where: Place, missing: Any, dtype: np.dtype[Any]) -> Any:
     import pyarrow as pa
 
     try:
@@ -558,18 +524,29 @@ def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
         raise ArgumentError(f"missing: {missing!r} cannot stand for a null of {where}: {error}") from None
 
 
-def _refuse_nulls(array: Any, where: str) -> None:
-    import pyarrow as pa
-
+def _refuse_nulls(array: Any, where: Place) -> None:
     if array.null_count:
         nulls = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
-        if _is_list(array.type):
-            advice = "missing={column: []} for lists without values"
-        elif pa.types.is_integer(array.type):
-            advice = "missing={column: numpy.nan}, which makes the column floats, or another value"
-        else:
-            advice = "missing={column: value}"
         raise FileError(
             f"{where} of type {array.type} has {nulls}, the first in row {_first_null(array)}, but only floats have "
-            f"NaN and times NaT; give a replacement with {advice}, or leave it out"
+            f"NaN and times NaT; give a replacement with {_advice(array.type, where)}, or leave it out"
         )
+
+
+def _advice(kind: Any, where: Place) -> str:
+    # Return an argument that replaces nulls.
+    import pyarrow as pa
+
+    types = pa.types
+    if _is_list(kind):
+        return f"{where.replaced_by('[]')} for lists without values"
+    if types.is_fixed_size_list(kind):
+        return f"{_advice(kind.value_type, where)}, for all values of a null list"
+    if types.is_integer(kind):
+        return f"{where.replaced_by('numpy.nan')}, which makes the column floats, or another value"
+    if types.is_fixed_size_binary(kind):
+        return where.replaced_by(repr(bytes(kind.byte_width)))
+    if (decoded := _decoded(kind)) is not None:
+        return _advice(decoded, where)
+    nothing = {"b": "False", "T": "''", "O": "b''", "M": "numpy.datetime64('NaT')", "m": "numpy.timedelta64('NaT')"}
+    return where.replaced_by(nothing.get(_dtype(kind, where, None).kind, "numpy.nan"))

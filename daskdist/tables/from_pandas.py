@@ -23,6 +23,7 @@ from daskdist.tables.columns import Columns
 from daskdist.tables.device_column import DeviceColumn
 from daskdist.tables.from_arrow import is_struct, leaves_of, spec_of
 from daskdist.tables.object_columns import check_unchanged
+from daskdist.tables.replacements import Place
 
 # Dask's placeholder for categories that only the partitions know.
 _UNKNOWN: Final = "__UNKNOWN_CATEGORIES__"
@@ -119,7 +120,7 @@ class FrameReader:
         if isinstance(array, (np.ndarray, DeviceColumn)):
             return ElementSpec(LONE, (TensorSpec((), array.dtype),))
         try:
-            return spec_of(array.type, f"{label}: column {name!r}", self.missing.get(name))
+            return spec_of(array.type, Place(label, (name,)), self.missing.get(name))
         except FileError as error:
             raise ArgumentError(f"from_dask: {error}") from None
 
@@ -136,7 +137,7 @@ class FrameReader:
     def _leaves(self, name: str, array: Any, label: str) -> Sequence[Any]:
         if isinstance(array, (np.ndarray, DeviceColumn)):
             return [array]
-        return leaves_of(array, f"{label}: column {name!r}", self.missing.get(name))
+        return leaves_of(array, Place(label, (name,)), self.missing.get(name))
 
 
 def column_as_leaf(value: Any) -> Any:
@@ -188,8 +189,8 @@ def column_as_leaf(value: Any) -> Any:
     if is_struct(array.type):
         raise ArgumentError(f"{label} has several fields, each of which must be a column of its own")
     try:
-        spec_of(array.type, label)
-        (leaf,) = leaves_of(array, label)
+        spec_of(array.type, Place(label))
+        (leaf,) = leaves_of(array, Place(label))
     except FileError as error:
         # Readers of files have an argument for that.
         text, is_of_nulls, _ = str(error).partition("; give a replacement with missing=")
@@ -212,9 +213,6 @@ def _as_arrow(column: Any, label: str) -> Any:
         ) from None
     if isinstance(dtype := getattr(column, "dtype", None), np.dtype) and dtype.kind == "O":
         check_unchanged(column, array, label)
-    if getattr(array.type, "extension_name", "") == "pandas.period":
-        # The stored numbers count periods since 1970, and would be taken for values.
-        raise ArgumentError(f"{label} cannot become an array: convert periods to times with dt.to_timestamp()")
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 

@@ -2,12 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import numpy as np
 
 from daskdist.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A column, or a field of its structs, for messages.
+
+    Parameters
+    ----------
+    label
+        The origin of the rows.
+    names
+        The name of the column, and of the field in it; empty if the values are not those of a column.
+    is_within_lists
+        Whether the values are those of lists.
+    """
+
+    label: str
+    names: tuple[str, ...] = ()
+    is_within_lists: bool = False
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.names))
+        where = f"{self.label}: column {names}" if names else self.label
+        return f"{where}, within its lists" if self.is_within_lists else where
+
+    def field(self, name: str) -> Place:
+        """Return the place of a field of the structs here."""
+        return replace(self, names=(*self.names, name))
+
+    def within_lists(self) -> Place:
+        """Return the place of the values of the lists here."""
+        return replace(self, is_within_lists=True)
+
+    def replaced_by(self, value: str) -> str:
+        """Return the argument by which a value, given as Python code, replaces the nulls here."""
+        for name in reversed(self.names):
+            value = f"{{{name!r}: {value}}}"
+        return f"missing={value}"
+
+
+def of_field(missing: Any, kind: Any, number: int, where: Place) -> Any:
+    """Return the replacement of a null in a field of structs, by the number of the field.
+
+    Raises
+    ------
+    ArgumentError
+        The replacement of the structs is not a dict by field.
+    """
+    if missing is None:
+        return None
+    names = [kind.field(k).name for k in range(kind.num_fields)]
+    if not isinstance(missing, Mapping) or not set(missing) <= set(names):
+        raise ArgumentError(
+            f"missing: for {where}, which holds structs, give a dict by field, of {', '.join(map(repr, names))}, "
+            f"not {missing!r:.80}"
+        )
+    return missing.get(names[number])
 
 
 def scalar_of(missing: Any, kind: Any) -> Any:
@@ -39,7 +98,7 @@ def _in_utc(when: datetime) -> datetime:
     return when if when.tzinfo is None else when.astimezone(UTC).replace(tzinfo=None)
 
 
-def fill_times(times: np.ndarray[Any, Any], missing: Any, where: str) -> np.ndarray[Any, Any]:
+def fill_times(times: np.ndarray[Any, Any], missing: Any, where: Place) -> np.ndarray[Any, Any]:
     """Return times with NaT replaced by one of NumPy's times, which Arrow takes for few of its types.
 
     Raises

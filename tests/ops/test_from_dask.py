@@ -230,7 +230,7 @@ def test_columns(what, npartitions):
 )
 def test_nulls_need_a_replacement(values, missing, filled):
     collection = frame(2, a=[1, 2], c=values)
-    with pytest.raises(ArgumentError, match=r"from_dask: partition 1 of .*column 'c'.* null.*missing=\{column"):
+    with pytest.raises(ArgumentError, match=r"from_dask: partition 1 of .*column 'c'.* null.*missing=\{'c': "):
         list(Dataset.from_dask(collection))
     ds = Dataset.from_dask(collection, columns="c", missing={"c": missing})
     actual = [x.item() if hasattr(x, "item") else x for x in ds]

@@ -35,6 +35,7 @@ from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.columns import Columns
 from daskdist.tables.from_arrow import leaves_of, spec_of
+from daskdist.tables.replacements import Place
 from daskdist.url_secrets import shown_cause
 
 # The spec is inferred from the first file: bytes read at first (more until there is a sample), and the most samples.
@@ -433,7 +434,7 @@ def _spec_of_json(values: Sequence[Any], where: str, name: str) -> ElementSpec:
     import pyarrow as pa
 
     try:
-        return spec_of(pa.array(values).type, where)
+        return spec_of(pa.array(values).type, Place(where))
     except (FileError, ValueError, TypeError, OverflowError, RecursionError) as error:
         reason = str(error).removeprefix(f"{where} ")
         raise FileError(f"{where} cannot be converted to arrays: {reason}; {_as_text(name)}") from shown_cause(error)
@@ -444,7 +445,7 @@ def _leaves_of_json(values: Sequence[Any], spec: ElementSpec) -> list[Any]:
 
     for value in values:
         _refuse_others(value, spec.packed, len(getattr(spec.packed, "shape", ())), "it")
-    return leaves_of(pa.array(values, _arrow_of(spec.packed)), "it")
+    return leaves_of(pa.array(values, _arrow_of(spec.packed)), Place("it"))
 
 
 def _refuse_others(value: Any, packed: Any, rank: int, name: str) -> None:
