@@ -1932,7 +1932,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
     ) -> Dataset:
         """Produce the elements on a cluster's workers; later operations run in this process.
 
-        Each iteration starts a job of the data service, or joins the job with the given name.
+        Each iteration starts a job of the data service, or joins the job with the given name. It is the next pass of
+        what is served: shuffles and random numbers differ from those of earlier passes, here or on workers, and
+        `at_epoch` before or after this sets its number. Consumers that share an iteration share its pass.
 
         Parameters
         ----------
@@ -2063,7 +2065,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         """Return the dataset with its passes counted from a number: the first one is pass ``epoch``, from 0.
 
         Each pass of a shuffled or randomly augmented dataset has an order and random numbers of its own. After a
-        restart, this gives those of a later pass, also where the dataset is distributed.
+        restart, this gives those of a later pass, also where the dataset is distributed, served, computed or written.
 
         Parameters
         ----------
@@ -2078,7 +2080,10 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         Notes
         -----
         Another process has the same passes only if operations have seeds; see `Options.seed`. What `cache` and
-        `snapshot` store is that of pass 0. To continue in the middle of a pass, save the position of its iterator.
+        `snapshot` store is that of pass 0. Parts of `split` are the same in all passes. `head`, `show`, and the graphs
+        that Dask computes (``dask.compute``, ``persist``, `to_delayed`, `to_dask_array`, `to_dask_dataframe`) are of
+        the first pass and do not count as passes; every other use counts as one. To continue in the middle of a pass,
+        save the position of its iterator.
 
         >>> ds = Dataset.range(5).shuffle(5, seed=1)
         >>> passes = [[int(x) for x in ds] for _ in range(3)]
@@ -2431,7 +2436,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         """
         rows, spec = self._rows_to_write("to_pandas", unbatch, None)
         check_columns(spec)
-        frame = frame_of(rows_of(rows._current_primitive(), rows._caller()), spec)
+        frame = frame_of(rows_of(rows._current_primitive(), rows._caller(), begin_pass(rows._node)[0]), spec)
         if not len(frame):
             warn_if_empty([self._node])
         return frame

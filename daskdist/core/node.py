@@ -130,6 +130,8 @@ class Node:
     is_repeatable: ClassVar[bool] = True
     # True if later passes replay what the first complete one stored.
     replays_first_pass: ClassVar[bool] = False
+    # True if every pass over it is over the first pass of its input, so that elements are the same in all.
+    reads_first_pass: ClassVar[bool] = False
     # An explanation of a result without elements, if that may be by chance.
     why_empty: ClassVar[str] = ""
     # Whether it divides the rows into parts, which a division of the files would not do as well.
@@ -194,9 +196,18 @@ class Node:
         """The nodes whose elements are its input."""
         raise NotImplementedError
 
+    @property
+    def contents(self) -> tuple[Node, ...]:
+        """The pipelines that others run for it: not its input, but its passes are passes over them."""
+        return ()
+
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         """Return the same operation on other inputs."""
         raise NotImplementedError
+
+    def with_contents(self, contents: tuple[Node, ...]) -> Node:
+        """Return the same operation with other contents."""
+        return self
 
     @property
     def spec(self) -> ElementSpec:
@@ -411,10 +422,20 @@ class CountingNode(Node):
 
 def counting(node: Node) -> Iterator[CountingNode]:
     """Yield the operations that count their passes, the most upstream first."""
-    for source in node.inputs:
+    for source in (*node.inputs, *node.contents):
         yield from counting(source)
     if isinstance(node, CountingNode):
         yield node
+
+
+def with_each_upstream(node: Node, change: Callable[[Node], Node]) -> Node:
+    """Return the operation with its inputs and contents changed by a function."""
+    inputs, contents = tuple(map(change, node.inputs)), tuple(map(change, node.contents))
+    if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+        node = node.with_inputs(inputs)
+    if any(new is not old for new, old in zip(contents, node.contents, strict=True)):
+        node = node.with_contents(contents)
+    return node
 
 
 def elements_wanted(*, together: bool) -> AbstractContextManager[None]:

@@ -221,7 +221,7 @@ def in_pass(node: Node, number: int) -> Node:
         node = node.with_inputs(tuple(in_pass(source, number) for source in node.inputs))
     if not isinstance(node, CountingNode) or node.is_seeded:
         return node
-    return replace(node, passes=replace(node.passes, start=number))
+    return replace(node, passes=replace(node.passes, start=number + node.passes.start))
 
 
 def reads_files(dataset: DatasetBase) -> bool | None:

@@ -99,6 +99,7 @@ class SplitNode(Transformation):
     name = "split"
     facts = Facts(keeps_spec=True)
     splits_rows = True
+    reads_first_pass = True
     # A description of how elements are assigned to parts.
     manner: ClassVar[str] = ""
     why_empty = (
@@ -221,6 +222,7 @@ class SplitByKey(SplitNode):
     keys: Callable[[Rows], Rows] = field(repr=False)
 
     manner = ", by key"
+    reads_first_pass = False
     why_empty = (
         "it puts each key in a part by chance, so that with few keys a part may get none. Take another seed, or choose "
         "the keys of each part with filter(...)"

@@ -6,6 +6,7 @@ from dask.base import normalize_token, tokenize
 
 from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import Node, Source, walk
+from daskdist.passes.numbering import at_pass
 from daskdist.passes.seed import with_seed
 from daskdist.url_secrets import without_signatures
 
@@ -13,10 +14,11 @@ from daskdist.url_secrets import without_signatures
 def fingerprint(node: Node) -> str:
     """Return a token that equal pipelines share in every process, and that changes with the files they read.
 
-    Drawn seeds are not part of it, nor are the secrets of URLs: another signature names the same file.
+    Drawn seeds and the number of the first pass are not part of it, nor are the secrets of URLs: another signature
+    names the same file.
     """
     states = [source.state() for source in walk(node) if isinstance(source, Source)]
-    seeded = with_seed(node, 0)
+    seeded = at_pass(with_seed(node, 0), 0)
     if any(map(_has_urls, walk(node))):
         content = normalize_token([seeded, states])
         unsigned = without_signatures(content)

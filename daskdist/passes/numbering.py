@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from daskdist.core.node import CountingNode, Node, counting
+from daskdist.core.node import CountingNode, Node, counting, with_each_upstream
 from daskdist.core.primitive import Epoch
 from daskdist.core.randomness.pass_numbers import PassCounter
 
@@ -21,10 +21,15 @@ def numbered(node: Node) -> Node:
     places = iter(range(sum(1 for _ in counting(node))))
 
     def visit(visited: Any) -> tuple[Any, int]:
-        numbered_sources = [visit(source) for source in visited.inputs]
-        before = sum(number for _, number in numbered_sources)
-        if any(new is not old for (new, _), old in zip(numbered_sources, visited.inputs, strict=True)):
-            visited = visited.with_inputs(tuple(source for source, _ in numbered_sources))
+        before = 0
+
+        def visit_source(source: Node) -> Node:
+            nonlocal before
+            source, number = visit(source)
+            before += number
+            return source
+
+        visited = with_each_upstream(visited, visit_source)
         if not isinstance(visited, CountingNode):
             return visited, before
         stream = 0 if visited.is_seeded else before
@@ -48,27 +53,49 @@ def begin_pass(*nodes: Node) -> list[Epoch]:
             counter = operation.passes.counter
             if counter not in numbers:
                 numbers[counter] = counter.draw()
-    return [(tuple(numbers[operation.passes.counter] for operation in counting(node)),) for node in nodes]
+    return [
+        (tuple(numbers[operation.passes.counter] + operation.passes.start for operation in counting(node)),)
+        for node in nodes
+    ]
 
 
 def at_pass(node: Node, number: int) -> Node:
     """Return the pipeline with counters of its own, whose first pass has a number.
 
-    Operations upstream of one that stores its first pass begin with pass 0, which is the one that it replays.
+    Operations upstream of one that stores its first pass begin with pass 0, which is the one that it replays. Those
+    upstream of one that always reads their first pass stay as they are.
     """
     counters: dict[tuple[PassCounter, int], PassCounter] = {}
 
     def visit(visited: Any, first: int) -> Any:
-        if visited.inputs:
-            first_of_sources = 0 if visited.replays_first_pass else first
-            visited = visited.with_inputs(tuple(visit(source, first_of_sources) for source in visited.inputs))
+        if visited.reads_first_pass:
+            return visited
+        visited = with_each_upstream(visited, lambda source: visit(source, 0 if visited.replays_first_pass else first))
         if not isinstance(visited, CountingNode):
             return visited
-        counter = counters.setdefault((visited.passes.counter, first), PassCounter(first))
-        return replace(visited, passes=replace(visited.passes, counter=counter))
+        counter = counters.setdefault((visited.passes.counter, first), PassCounter())
+        return replace(visited, passes=replace(visited.passes, counter=counter, start=first, is_at_epoch=True))
 
     root: Node = visit(node, number)
     return root
+
+
+def first_pass(node: Node) -> int | None:
+    """Return the number that `at_pass` gave to the first pass of a pipeline; None if it did not."""
+    numbers = [operation.passes.start for operation in counting(node) if operation.passes.is_at_epoch]
+    return max(numbers, default=None)
+
+
+def from_first_pass(node: Node, epoch: Epoch) -> Epoch:
+    """Return the epoch of a whole pipeline from that of an operation which counts the passes over it."""
+    number, *repetitions = epoch
+    return (number - (first_pass(node) or 0), *repetitions)
+
+
+def epoch_of_contents(node: Node, epoch: Epoch) -> Epoch:
+    """Return the epoch of a pipeline that another process runs, from that of the one whose contents it is."""
+    passes = [operation.passes.of(epoch)[0] for operation in counting(node)]
+    return (tuple(passes), *epoch[1:])
 
 
 def skip_passes_of_call(node: Node, epoch: Epoch) -> None:
@@ -78,10 +105,10 @@ def skip_passes_of_call(node: Node, epoch: Epoch) -> None:
     one of those.
     """
     for operation, number in zip(counting(node), epoch[0], strict=True):
-        operation.passes.counter.skip_to(number + _MOST_PASSES_IN_A_CALL)
+        operation.passes.counter.skip_to(number + _MOST_PASSES_IN_A_CALL - operation.passes.start)
 
 
 def note_pass(node: Node, epoch: Epoch) -> None:
     """Record a pass that was begun elsewhere, so that later iterations have higher numbers."""
     for operation, number in zip(counting(node), epoch[0], strict=True):
-        operation.passes.counter.skip_to(number + 1)
+        operation.passes.counter.skip_to(number + 1 - operation.passes.start)

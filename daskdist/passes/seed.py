@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from daskdist.core.node import CountingNode, Node
+from daskdist.core.node import CountingNode, Node, with_each_upstream
 from daskdist.core.randomness.seed import generator
 
 
@@ -41,13 +41,12 @@ def of_worker(node: Node, index: int) -> Node:
 
 
 def _reseeded(node: Node, change: Callable[[Any], Node]) -> Node:
-    if node.inputs:
-        node = node.with_inputs(tuple(_reseeded(source, change) for source in node.inputs))
+    node = with_each_upstream(node, lambda source: _reseeded(source, change))
     return node if _is_seeded(node) else change(node)
 
 
 def _upstream_first(node: Node) -> Iterator[Any]:
-    for source in node.inputs:
+    for source in (*node.inputs, *node.contents):
         yield from _upstream_first(source)
     yield node
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import cloudpickle
 
 from daskdist.core.node import Node
+from daskdist.core.randomness.pass_numbers import PassCounter, PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
@@ -16,6 +17,9 @@ from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.dispatcher_connection import ask
 from daskdist.service.request import ServiceRequest, checked_compression
 from daskdist.service.service_dataset import DatasetFacts, Served, check_endless, entry_of, shared_out
+
+# The counters of the passes over datasets of which only the ids are known, by the address of the service and the id.
+_COUNTERS: Final[dict[tuple[str, str], PassCounter]] = {}
 
 
 def register(
@@ -62,6 +66,7 @@ def registered(dataset_id: str, element_spec: Any, request: ServiceRequest, addr
                 f"element_spec is {element_spec}, but that of the dataset {dataset_id!r} is {facts.spec.packed}"
             )
     check_endless(request, facts.cardinality)
+    counter = _COUNTERS.setdefault((address.address, dataset_id), PassCounter())
     node = Served(
         replace(request, compression=facts.compression),
         address,
@@ -70,5 +75,6 @@ def registered(dataset_id: str, element_spec: Any, request: ServiceRequest, addr
         facts.spec,
         facts.cardinality,
         file_objection=facts.file_objection,
+        passes=PassNumber(counter),
     )
     return shared_out(node)

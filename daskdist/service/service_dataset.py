@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import cloudpickle
 from daskdist.config import in_bytes
 from daskdist.core.arguments import whole_number
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import CountingNode, Facts, Node, Source
+from daskdist.core.node import CountingNode, Facts, Node, Source, walk
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
@@ -21,9 +21,11 @@ from daskdist.execute.messages.pickling import describe_unpicklable
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.independent_pieces import pieces_of
+from daskdist.passes.numbering import epoch_of_contents
+from daskdist.passes.seed import drawn_seeds
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.consumer import ServiceReader
-from daskdist.service.dispatcher.commands import DatasetEntry, JobOptions, Join
+from daskdist.service.dispatcher.commands import DatasetEntry, IterationDraws, JobOptions, Join
 from daskdist.service.request import ServiceRequest
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.sharding import AutoShardPolicy
@@ -36,19 +38,23 @@ _BY_FILE: Final = (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA)
 
 
 class IterationNumbers:
-    """A counter of the iterations of a served dataset from 0 on, where each repetition counts as one.
+    """A counter of the iterations of a served dataset, where each repetition counts as one.
 
     A pickled copy counts separately.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[Epoch, int] = {}
+        self._next = 0
         self._lock = threading.Lock()
 
-    def of(self, epoch: Epoch) -> int:
-        """Return the number of a pass, which is the same for all callers."""
+    def of(self, epoch: Epoch, first: int) -> int:
+        """Return the number of a pass, at least ``first``, which is the same for all callers."""
         with self._lock:
-            return self._numbers.setdefault(epoch, len(self._numbers))
+            if epoch not in self._numbers:
+                self._numbers[epoch] = number = max(self._next, first)
+                self._next = number + 1
+            return self._numbers[epoch]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return IterationNumbers, ()
@@ -107,14 +113,28 @@ class Served(CountingNode, Source):
     def may_have_ragged_rows(self) -> bool:
         return self.known_spec.has_ragged_rows
 
+    @property
+    def draws(self) -> bool:
+        return self.pipeline is None or any(node.draws for node in walk(self.pipeline))
+
+    @property
+    def contents(self) -> tuple[Node, ...]:
+        return () if self.pipeline is None else (self.pipeline,)
+
+    def with_contents(self, contents: tuple[Node, ...]) -> Node:
+        (pipeline,) = contents
+        return replace(self, pipeline=pipeline)
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Stream(_never, self.name, read=self._read)
 
     def _read(self, epoch: Epoch) -> ServiceReader:
-        request = self.request
-        entry = None
-        if self.pipeline is not None:
-            entry = partial(entry_of, self.dataset_id, self.fingerprint, self.pipeline, self.known_spec)
+        request, pipeline = self.request, self.pipeline
+        passes, entry = self.passes.of(epoch), None
+        draws = IterationDraws(passes)
+        if pipeline is not None:
+            entry = partial(entry_of, self.dataset_id, self.fingerprint, pipeline, self.known_spec)
+            draws = IterationDraws(epoch_of_contents(pipeline, epoch), tuple(drawn_seeds(pipeline)))
         joining = {
             "window_elements": request.max_outstanding_requests
             or (None if request.num_consumers is None else _AHEAD_IN_ROUNDS),
@@ -122,19 +142,19 @@ class Served(CountingNode, Source):
             "index": request.consumer_index or 0,
             "trainer": "" if request.cross_trainer_cache is None else request.cross_trainer_cache.trainer_id,
         }
-        iteration = self.numbers.of(self.passes.of(epoch))
+        iteration = self.numbers.of(passes, self.passes.start)
         in_turn = request.num_consumers is not None
         return ServiceReader(
             self.address,
             self.dataset_id,
             entry,
-            partial(self._join, iteration),
+            partial(self._join, iteration, draws),
             joining,
             in_turn=in_turn,
             compression=request.compression,
         )
 
-    def _join(self, iteration: int, name: str, host: str) -> Join:
+    def _join(self, iteration: int, draws: IterationDraws, name: str, host: str) -> Join:
         request = self.request
         cache = None if request.cross_trainer_cache is None else in_bytes("service.cache-bytes")
         options = JobOptions(
@@ -144,7 +164,7 @@ class Served(CountingNode, Source):
             "LOCAL" if request.target_workers == "LOCAL" else "ANY",
             request.on_consumer_loss == "redeliver",
         )
-        return Join(name, self.dataset_id, request.job_name, iteration, options, host, request.consumer_index)
+        return Join(name, self.dataset_id, request.job_name, iteration, options, draws, host, request.consumer_index)
 
     def _mode(self) -> ShardingPolicy:
         mode = self.request.mode

@@ -10,7 +10,7 @@ from typing import Any
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
-from daskdist.core.node import CountingNode, walk
+from daskdist.core.node import CountingNode, walk, with_each_upstream
 from daskdist.core.randomness.pass_numbers import PassCounter
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import Structure
@@ -88,8 +88,7 @@ def afresh(dataset: Dataset) -> Dataset:
     counters: defaultdict[PassCounter, PassCounter] = defaultdict(PassCounter)
 
     def visit(node: Any) -> Any:
-        if node.inputs:
-            node = node.with_inputs(tuple(map(visit, node.inputs)))
+        node = with_each_upstream(node, visit)
         if not isinstance(node, CountingNode):
             return node
         return replace(node, passes=replace(node.passes, counter=counters[node.passes.counter]))

@@ -17,7 +17,7 @@ from daskdist import Dataset, errors
 from daskdist.data.experimental.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from daskdist.service.compression import compress, readable
 from daskdist.service.consumer.read_ahead_limit import LEAST_AHEAD, ReadAheadLimit
-from daskdist.service.dispatcher.commands import JobOptions, TaskSpec
+from daskdist.service.dispatcher.commands import IterationDraws, JobOptions, TaskSpec
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.coordinated_reads import CoordinatedReads
 from daskdist.service.worker.cross_trainer_cache import SharedCache
@@ -131,7 +131,7 @@ class Loop:
     def __init__(self, dataset, **options):
         self.calls = queue.Queue()
         self.sent = []
-        spec = TaskSpec("job/0/0", 0, "dataset", 0, JobOptions(ShardingPolicy.OFF, **options), 0, 1)
+        spec = TaskSpec("job/0/0", 0, "dataset", IterationDraws(), JobOptions(ShardingPolicy.OFF, **options), 0, 1)
         self.producer = Producer(
             spec,
             PickledDataset(cloudpickle.dumps(dataset._node)),
@@ -236,7 +236,8 @@ def test_a_dataset_is_unpickled_once_for_the_leases_that_a_worker_has():
     producers = Producers(make)
     pickled = cloudpickle.dumps(Dataset.range(3)._node)
     for number in range(3):
-        spec = TaskSpec(f"job/0/{number}", 0, "dataset", 0, JobOptions(ShardingPolicy.DYNAMIC), number, 3, (number, 4))
+        options = JobOptions(ShardingPolicy.DYNAMIC)
+        spec = TaskSpec(f"job/0/{number}", 0, "dataset", IterationDraws(), options, number, 3, (number, 4))
         producers.start(spec, None if number else pickled)
     node = given[0].node()
     assert all(value.node() is node for value in given)

@@ -22,12 +22,12 @@ class PassCounter:
     Notes
     -----
     All copies of the operation, in all datasets made from it, share one counter. A pickled copy counts separately, from
-    the first number on. Within a call of a user's function, iterations over an operation that was created before do
+    0 on. Within a call of a user's function, iterations over an operation that was created before do
     not count, because their number depends on where and how often such calls are made; they have a number of the call.
     """
 
-    def __init__(self, first: int = 0) -> None:
-        self._first = self._next = first
+    def __init__(self) -> None:
+        self._next = 0
         self._lock = Lock()
         call = current_call()
         self._made_in = None if call is None else call.identity
@@ -51,7 +51,7 @@ class PassCounter:
             self._next = max(self._next, number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PassCounter, (self._first,)
+        return PassCounter, ()
 
     def __dask_tokenize__(self) -> object:
         return "PassCounter"
@@ -102,23 +102,28 @@ class PassNumber:
     stream
         Distinguishes operations that share a seed because the user gave them none.
     start
-        The first number of iterations, for an operation in a dataset that a function returned.
+        The number of its first pass, from which the counter counts: that of `Dataset.at_epoch`, and for an operation in
+        a dataset that a function returned also the pass of that function.
+    is_at_epoch
+        Whether `Dataset.at_epoch` gave it this number and its counter.
     """
 
     counter: PassCounter = field(default_factory=PassCounter)
     place: int = 0
     stream: int = 0
     start: int = 0
+    is_at_epoch: bool = False
 
     def of(self, epoch: Epoch) -> tuple[int, ...]:
         """Return the pass of the operation: its own number, then those of enclosing repetitions, outermost first.
 
-        >>> PassNumber(place=1).of(((4, 7), 2)), PassNumber(place=1).of((3, 2))
-        ((7, 2), (3, 2))
+        An epoch with one number for all operations counts from the first pass of each.
+
+        >>> PassNumber(place=1).of(((4, 7), 2)), PassNumber(place=1, start=5).of((3, 2))
+        ((7, 2), (8, 2))
         """
         numbers, *repetitions = epoch
-        number = numbers if isinstance(numbers, int) else numbers[self.place]
-        return (number + self.start, *repetitions)
+        return (numbers + self.start if isinstance(numbers, int) else numbers[self.place], *repetitions)
 
 
 class ResumedPasses:

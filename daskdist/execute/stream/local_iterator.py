@@ -441,9 +441,9 @@ def first_elements(primitive: Primitive, number: int) -> list[Any]:
         elements.close()
 
 
-def rows_of(primitive: Primitive, caller: Caller | None = None) -> Iterator[Rows]:
+def rows_of(primitive: Primitive, caller: Caller | None = None, epoch: Epoch = (0,)) -> Iterator[Rows]:
     """Yield the elements as rows, computed by a caller, or in this thread if None; the caller is closed at the end."""
-    return rows_by(Interpreter(caller or Synchronous()), primitive, (0,))
+    return rows_by(Interpreter(caller or Synchronous()), primitive, epoch)
 
 
 def rows_by(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from daskdist.core.primitive import Epoch
 from daskdist.service.sharding_policy import ShardingPolicy
 
 
@@ -65,6 +66,22 @@ class JobOptions:
 
 
 @dataclass(frozen=True)
+class IterationDraws:
+    """The values on which the random numbers of an iteration depend.
+
+    Parameters
+    ----------
+    epoch
+        The pass over the registered pipeline.
+    seeds
+        The seeds of its operations without a seed from the user; None for those that it was registered with.
+    """
+
+    epoch: Epoch = (0,)
+    seeds: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Join:
     """The request of a consumer to join a job.
 
@@ -80,6 +97,8 @@ class Join:
         The number of the iteration.
     options
         The options of the job.
+    draws
+        The random draws of the iteration, if this consumer is its first.
     host
         The host of the consumer.
     index
@@ -93,6 +112,7 @@ class Join:
     job: str | None
     iteration: int
     options: JobOptions
+    draws: IterationDraws = IterationDraws()
     host: str = ""
     index: int | None = None
     is_again: bool = False
@@ -110,8 +130,8 @@ class TaskSpec:
         The number of earlier attempts, whose messages are ignored.
     dataset
         The id of the dataset.
-    iteration
-        The number of the iteration, used as the epoch.
+    draws
+        The random draws of the iteration.
     options
         The options of the job.
     index, count
@@ -127,7 +147,7 @@ class TaskSpec:
     id: str
     attempt: int
     dataset: str
-    iteration: int
+    draws: IterationDraws
     options: JobOptions
     index: int
     count: int

@@ -8,6 +8,7 @@ from typing import Any, Final
 from daskdist.core.cardinality import INFINITE
 from daskdist.service.dispatcher.commands import (
     DatasetEntry,
+    IterationDraws,
     JobOptions,
     Join,
     TaskSpec,
@@ -79,12 +80,15 @@ class Iteration:
         The job of the iteration.
     number
         The number of the iteration, from 0 on.
+    draws
+        Its random draws, which its first consumer has chosen.
     measured
         A time, and the number of elements that had been acknowledged by then.
     """
 
     job: Job
     number: int
+    draws: IterationDraws
     measured: tuple[int, float]
     tasks: dict[str, Task] = field(default_factory=dict)
     consumers: dict[str, JobConsumer] = field(default_factory=dict)
@@ -183,7 +187,7 @@ class Iteration:
             task.id,
             task.attempt,
             job.dataset.id,
-            self.number,
+            self.draws,
             job.options,
             task.index,
             self.count,
@@ -198,6 +202,7 @@ class Iteration:
         return {
             "job": self.job.key,
             "number": self.number,
+            "draws": self.draws,
             "tasks": tasks,
             "consumers": [consumer.join for consumer in self.consumers.values()],
             "count": self.count,
@@ -211,6 +216,7 @@ class Iteration:
         iteration = cls(
             job,
             saved["number"],
+            saved["draws"],
             (0, now),
             count=saved["count"],
             next_unit=saved["next_unit"],

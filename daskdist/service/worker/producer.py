@@ -340,12 +340,20 @@ def _end(ref: weakref.ref[Producer], failure: Failure | None) -> None:
 def _rows_of(node: Node, spec: TaskSpec, client: Any) -> Iterator[Rows]:
     primitive, caller = _planned(node, spec, client)
     interpreter = Interpreter(caller, budget_bytes=merged_options(node).memory_budget_bytes)
-    return rows_by(interpreter, primitive, (spec.iteration,))
+    return rows_by(interpreter, primitive, spec.draws.epoch)
 
 
 def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller]:
     # The order does not depend on the worker, so that another can reproduce the same elements.
-    node = WithOptions(node, Options(deterministic=True))
+    options = Options(deterministic=True)
+    if spec.draws.seeds is not None:
+        node = with_drawn(node, spec.draws.seeds)
+    if spec.options.mode is ShardingPolicy.OFF:
+        # Each copy has a different order.
+        node = with_drawn(node, [seed + spec.index for seed in drawn_seeds(node)])
+        seed = merged_options(node).seed
+        options.seed = None if seed is None else seed + spec.index
+    node = WithOptions(node, options)
     if spec.lease is not None:
         pieces = pieces_of(node)
         if pieces is None:
@@ -355,9 +363,6 @@ def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller
     if policy is not None:
         _, shares = autoshard(node, policy, spec.count)
         node = shares[spec.index % len(shares)]
-    if spec.options.mode is ShardingPolicy.OFF:
-        # Each copy has a different order.
-        node = with_drawn(node, [seed + spec.index for seed in drawn_seeds(node)])
     if client is not None:
         return plan(node), _OnAllWorkers(client)
     return plan(node), local_caller(node, merged_options(node).num_threads)

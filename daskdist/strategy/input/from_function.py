@@ -38,13 +38,16 @@ def of_function(
             f"distribute_datasets_from_function: {type(dataset_fn).__name__} is not a function; give one that takes an "
             "InputContext and returns a Dataset"
         )
-    # The counter is also that of the datasets that are created again after a loss.
-    counter = JointCounter(_counters_in(dataset_fn))
-    return DistributedDataset(strategy, lambda: _make_feed(strategy, dataset_fn, options, counter), options)
+    # The counters are also those of the datasets that are created again after a loss.
+    counters = JointCounter(_counters_in(dataset_fn)), PassCounter()
+    return DistributedDataset(strategy, lambda: _make_feed(strategy, dataset_fn, options, counters), options)
 
 
 def _make_feed(
-    strategy: StrategyContract, dataset_fn: Callable[[InputContext], Any], options: InputOptions, counter: PassCounter
+    strategy: StrategyContract,
+    dataset_fn: Callable[[InputContext], Any],
+    options: InputOptions,
+    counters: tuple[PassCounter, PassCounter],
 ) -> ReplicaFeed:
     served = _served(strategy, options.replication_mode)
     num_replicas = strategy.num_replicas_in_sync
@@ -54,7 +57,7 @@ def _make_feed(
     spec = _common_spec(datasets, workers)
     varies = any(leaf.shape and leaf.shape[0] is None for leaf in spec.leaves)
     pipelines = [
-        Pipeline(_counted_by(counter, dataset.node), (worker,), consumers, varies)
+        Pipeline(_counted_by(counters, dataset.node), (worker,), consumers, varies)
         for dataset, worker, consumers in zip(datasets, workers, served, strict=True)
     ]
     drops_uneven = any(dataset.summary.options.drop_uneven for dataset in datasets)
@@ -106,9 +109,14 @@ def _counters_in(function: Any) -> list[PassCounter]:
     return list(dict.fromkeys(counters))
 
 
-def _counted_by(counter: PassCounter, node: Node) -> Node:
-    # The program counts the passes over datasets on workers, with one counter for all workers.
-    return replace(node, passes=PassNumber(counter)) if isinstance(node, OnWorker) else node
+def _counted_by(counters: tuple[PassCounter, PassCounter], node: Node) -> Node:
+    # The program counts the passes over datasets on workers, with one counter for all workers: together with those over
+    # datasets that the function refers to, unless `at_epoch` begins to count anew.
+    if not isinstance(node, OnWorker):
+        return node
+    together, alone = counters
+    first = node.known.first_pass
+    return replace(node, passes=PassNumber(together) if first is None else PassNumber(alone, start=first))
 
 
 def _served(strategy: StrategyContract, mode: InputReplicationMode) -> list[tuple[str | None, ...]]:

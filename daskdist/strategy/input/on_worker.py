@@ -28,6 +28,7 @@ from daskdist.execute.stream.calls import pulled_exactly
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options
+from daskdist.passes.numbering import first_pass, from_first_pass
 from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.strategy.input.device_maps import DeviceMaps, SuppliedDataset
 from daskdist.strategy.input.options import InputContext
@@ -56,6 +57,8 @@ class DatasetSummary:
         Whether another run of a pass may have elements in other places, so that a position needs what this run knows.
     obstacle
         Why a pass cannot continue once this dataset is lost, even with the same one on another worker; "" if it can.
+    first_pass
+        The number that `Dataset.at_epoch` gave to its first pass, or None.
     """
 
     spec: ElementSpec
@@ -67,6 +70,7 @@ class DatasetSummary:
     identity: PipelineIdentity
     moves_elements: bool
     obstacle: str
+    first_pass: int | None
 
 
 def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
@@ -88,6 +92,7 @@ def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
         _identity_of(dataset),
         bool(moves),
         moves or _why_not_repeatable(node),
+        first_pass(node),
     )
 
 
@@ -278,7 +283,7 @@ class BeginWorkerPass:
         node = node_of(dataset)
         if drawn_seeds(node) != list(self.seeds):
             dataset = Dataset(with_drawn(node, self.seeds))
-        return WorkerPass(dataset, self.passes.of(epoch), position)
+        return WorkerPass(dataset, from_first_pass(node, self.passes.of(epoch)), position)
 
 
 class _SkipCollector(Interpreter):

@@ -28,6 +28,7 @@ from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
+from daskdist.passes.numbering import epoch_of_contents, from_first_pass
 from daskdist.strategy.collectives.operations import Collect
 from daskdist.strategy.collectives.step_counts import AskSteps, PeerPipelines, StepCounts
 from daskdist.strategy.group import Replica
@@ -573,10 +574,12 @@ def _iterator(
 
         read_plan = replace(read_plan, fetch=services.fetch)
     if argument.held is not None:
-        pipeline = replace(read_plan.pipeline, node=node_of(argument.held))
-        # The operation that replaces the whole dataset keeps its number.
+        node = node_of(argument.held)
+        pipeline = replace(read_plan.pipeline, node=node)
+        # The operation that replaces the whole dataset has one number for all of its operations.
         (((number_of_all,), *rest), *others) = read_plan.epochs
-        read_plan = replace(read_plan, pipeline=pipeline, epochs=((number_of_all, *rest), *others))
+        epoch = epoch_of_contents(node, from_first_pass(node, (number_of_all, *rest)))
+        read_plan = replace(read_plan, pipeline=pipeline, epochs=(epoch, *others))
         pipelines = list(plan.source.pipelines)
         pipelines[plan.number] = pipeline
         plan = replace(plan, source=replace(plan.source, pipelines=pipelines))

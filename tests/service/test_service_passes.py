@@ -1,0 +1,159 @@
+"""Passes over served datasets: each iteration has the orders and random numbers of the next pass."""
+
+import subprocess
+import uuid
+
+import numpy as np
+import pytest
+from conftest import mirrored
+from programs import Program
+
+from daskdist import Dataset, Options
+from daskdist.core.structure import Structure
+from daskdist.data import service
+
+pytestmark = pytest.mark.cluster
+
+IN_ORDER = Options(deterministic=True)
+
+
+def plain(elements):
+    return [[np.asarray(leaf).tolist() for leaf in Structure.of(element)[0]] for element in elements]
+
+
+def shuffled(seed=1):
+    return Dataset.range(40).shuffle(40, seed=seed).with_options(IN_ORDER)
+
+
+def jitter(x, rng):
+    return x, rng.integers(2**40)
+
+
+PIPELINES = {
+    "shuffle": shuffled,
+    "random numbers": lambda: Dataset.range(30).map(jitter, rng=3).with_options(IN_ORDER),
+    "order of files": lambda: Dataset.range(30).global_shuffle(seed=2).batch(4).with_options(IN_ORDER),
+    "repeated": lambda: Dataset.range(9).shuffle(9, seed=4).repeat(2).with_options(IN_ORDER),
+    "nested": lambda: Dataset.range(3).flat_map(lambda x: Dataset.range(9).shuffle(9)).with_options(Options(seed=5)),
+    "sampled": lambda: Dataset.sample_from_datasets([Dataset.range(9), Dataset.range(20, 29)], [0.5, 0.5], seed=1),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_served_passes_are_those_of_the_dataset(client, name):
+    build = PIPELINES[name]
+    local, ds = build(), build()
+    passes = [plain(local) for _ in range(3)]
+    assert passes[0] != passes[1]
+    once = ds.serve(client)
+    assert [plain(once), plain(ds.serve(client)), plain(once)] == passes
+    # Passes here count like those on workers.
+    assert plain(ds) == plain(local)
+    assert plain(ds.at_epoch(1).serve(client)) == plain(ds.serve(client).at_epoch(1)) == passes[1]
+
+
+def test_operations_created_in_each_epoch_have_seeds_of_their_own(client):
+    orders = [plain(Dataset.range(60).shuffle(60).with_options(IN_ORDER).serve(client)) for _ in range(2)]
+    assert orders[0] != orders[1]
+
+
+def test_an_option_sets_the_seed_of_operations_on_workers(client):
+    orders = [
+        plain(Dataset.range(60).shuffle(60).with_options(IN_ORDER).serve(client).with_options(Options(seed=3)))
+        for _ in range(2)
+    ]
+    assert orders[0] == orders[1] == plain(Dataset.range(60).shuffle(60).with_options(Options(seed=3)))
+
+
+def test_each_worker_has_another_order_also_with_a_seed_by_an_option(client):
+    served = Dataset.range(50).shuffle(50).batch(50).with_options(Options(seed=1)).serve(client, "parallel_epochs")
+    first, second = plain(served), plain(served)
+    assert len({str(order) for order in (*first, *second)}) == 4
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds, other: Dataset.zip(ds, other),
+        lambda ds, other: ds.repeat(2).concatenate(other),
+        lambda ds, other: ds.batch(7).shuffle(9, seed=2),
+        lambda ds, other: ds.map(lambda x, rng: x + rng.integers(9), rng=7),
+        lambda ds, other: Dataset.zip(ds, ds),
+        lambda ds, other: ds.cache().shuffle(9, seed=8),
+    ],
+)
+def test_served_datasets_within_others(client, build):
+    local = build(shuffled(), shuffled(2))
+    passes = [plain(local) for _ in range(3)]
+    within = build(shuffled().serve(client), shuffled(2))
+    assert [plain(within) for _ in range(3)] == passes
+    assert plain(within.at_epoch(2)) == passes[2]
+    assert plain(build(shuffled().serve(client).map(lambda x: x).serve(client), shuffled(2)).at_epoch(2)) == passes[2]
+
+
+def test_a_program_continues_at_a_later_pass(client):
+    passes = [plain(shuffled().at_epoch(number)) for number in range(3)]
+    name = uuid.uuid4().hex
+    served = shuffled().serve(client, job_name=name)
+    assert [plain(served), plain(served)] == passes[:2]
+    # The iteration of the job has the same number.
+    assert plain(shuffled().serve(client, job_name=name).at_epoch(2)) == passes[2]
+
+
+def test_consumers_of_a_job_share_a_pass(client):
+    name = uuid.uuid4().hex
+    ds = shuffled()
+    iterators = [iter(ds.serve(client, job_name=name, max_outstanding_requests=2)) for _ in range(2)]
+    taken = [[int(next(iterator)) for iterator in iterators] for _ in range(4)]
+    rest = [[int(x) for x in iterator] for iterator in iterators]
+    shares = [first + more for first, more in zip(zip(*taken, strict=True), map(tuple, rest), strict=True)]
+    assert sorted(shares[0] + shares[1]) == list(range(40))
+    order = [row[0] for row in plain(shuffled())]
+    # Each gets some elements of that pass, in its order.
+    assert all([order.index(x) for x in share] == sorted(order.index(x) for x in share) for share in shares)
+
+
+@pytest.mark.parametrize("mode", ["distributed_epoch", service.ShardingPolicy.DATA])
+def test_datasets_read_by_id(client, mode):
+    ds = shuffled(seed=9).at_epoch(2)
+    address = client.scheduler.address
+    dataset_id = service.register_dataset(address, ds, dataset_id=uuid.uuid4().hex)
+
+    def by_id():
+        return service.from_dataset_id(mode, address, dataset_id, ds.element_spec)
+
+    passes = [plain(shuffled(seed=9).at_epoch(number)) for number in range(2, 6)]
+    assert [plain(by_id()), plain(by_id()), plain(by_id().at_epoch(3))] == [passes[0], passes[1], passes[3]]
+
+
+SERVING = """
+import sys
+from dask.distributed import Client
+from daskdist import Dataset, Options
+with Client(sys.argv[1], set_as_default=False) as client:
+    ds = Dataset.range(12).shuffle(12, seed=1).with_options(Options(deterministic=True))
+    for epoch in range(2):
+        print(*map(int, ds.serve(client)))
+"""
+
+
+def test_each_program_begins_with_the_first_pass(client):
+    expected = Dataset.range(12).shuffle(12, seed=1)
+    passes = [" ".join(map(str, map(int, expected))) for _ in range(2)]
+    for _ in range(2):
+        program = Program("-c", SERVING, client.scheduler.address, stdout=subprocess.PIPE)
+        assert program.communicate(timeout=60)[0].split("\n")[:2] == passes
+
+
+def test_strategies_count_passes_of_served_datasets(client, on_cluster):
+    passes = [[row for (row,) in plain(shuffled().at_epoch(number))] for number in range(4)]
+    for strategy in (mirrored(1), on_cluster):
+
+        def rows(ds, strategy=strategy):
+            steps = strategy.distribute_dataset(ds)
+            return [x for step in steps for part in strategy.local_results(step) for x in part.tolist()]
+
+        ds = shuffled()
+        for number in range(2):
+            assert rows(ds.serve(client).batch(8)) == passes[number]
+        assert rows(ds.serve(client).batch(8).at_epoch(3)) == passes[3]
