@@ -2044,7 +2044,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
     def __iter__(self) -> ElementIterator:
         primitive, options = self._current_primitive(), self.options()
         return ElementIterator(
-            self._caller(),
+            self._caller,
             primitive,
             begin_pass(self._node)[0],
             self._empty,

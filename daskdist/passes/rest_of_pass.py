@@ -2,26 +2,33 @@
 
 A position records how the pass was shared out, and how many elements each of its streams has returned. If it is shared
 out in the same way now, these streams continue. Otherwise they are opened as they were, and their remaining elements,
-in the order of steps and replicas, are batched again for the current replicas.
+in the order of steps and replicas, are batched again for the current replicas. Batches whose rows cannot be batched
+again, such as those of ``padded_batch``, are joined from their remaining pieces and cut for the current replicas.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.block import Batches, Bundle
 from daskdist.core.node import Node
-from daskdist.core.primitive import Arrange, ByCursor, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.ragged import concat as concat_leaves
 from daskdist.core.selection.groups import Groups
-from daskdist.core.selection.runs import Run, RunQueue, concat
+from daskdist.core.selection.runs import Run, RunQueue, concat, group
 from daskdist.core.selection.skipping import advance
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec
 from daskdist.ops.batch import BatchCursor
-from daskdist.ops.split_batches import SplitBatchesCursor
+from daskdist.ops.split_batches import SplitBatchesCursor, SplitBatchesRows
 from daskdist.ops.unbatch import ungrouped
+
+logger: Final = logging.getLogger("daskdist")
 
 
 @dataclass(frozen=True)
@@ -103,12 +110,97 @@ class RestOfStreams:
     section: PassSection
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return StepOrderCursor(self.sources(inputs), self.section.layout.num_replicas)
+
+    def sources(self, inputs: Sequence[Opener]) -> list[Any]:
+        """Return cursors over the remaining elements of each stream."""
         sources = []
         for opener, (its_epoch, _, num_elements, num_errors) in zip(inputs, self.section.positions, strict=True):
             source: Any = opener(its_epoch)
             advance(source, num_elements, num_errors)
             sources.append(source)
-        return StepOrderCursor(sources, self.section.layout.num_replicas)
+        return sources
+
+
+@dataclass(frozen=True)
+class RestOfBatches(RestOfStreams):
+    """Row arithmetic of the remaining batches of streams, a batch of each stream in turn.
+
+    Parameters
+    ----------
+    num_pieces
+        The number of pieces to cut each batch into; None to return each batch as the group of its pieces.
+    """
+
+    num_pieces: int | None = None
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        num_before = sum(self.section.layout.num_replicas)
+        # Each stream cuts its batches for all replicas, and some pieces of a batch may have been handed out.
+        missing = [num_before - num_elements % num_before for _, _, num_elements, _ in self.section.positions]
+        return WholeBatchCursor(self.sources(inputs), missing, num_before, self.num_pieces)
+
+
+@dataclass
+class WholeBatchCursor:
+    """A cursor over the batches of several streams of their pieces, a batch of each stream in turn.
+
+    Parameters
+    ----------
+    sources
+        The streams of pieces.
+    missing
+        The number of pieces of the next batch of each stream.
+    num_before
+        The number of pieces of later batches.
+    num_pieces
+        As in `RestOfBatches`.
+    """
+
+    sources: list[Any]
+    missing: list[int]
+    num_before: int
+    num_pieces: int | None
+    queues: list[RunQueue] = field(default_factory=list)
+
+    def pull(self) -> Run:
+        self.queues = self.queues or [RunQueue() for _ in self.sources]
+        begun = []
+        for place, (source, queue) in enumerate(zip(self.sources, self.queues, strict=True)):
+            try:
+                queue.fill(source.pull, self.missing[place])
+            except Exhausted:
+                if not queue:
+                    continue
+            begun.append(place)
+        if not begun:
+            raise Exhausted
+        batches = concat([self._batches(place, is_alone=len(begun) == 1) for place in begun])
+        return batches if self.num_pieces is None else batches.cut(self.num_pieces)  # type: ignore[union-attr]
+
+    def _batches(self, place: int, *, is_alone: bool) -> Run:
+        queue, first = self.queues[place], self.missing[place]
+        self.missing[place] = self.num_before
+        # A stream that is alone returns all batches of a run together.
+        num_more = max(len(queue.runs[0]) - first, 0) // self.num_before if is_alone else 0
+        pieces = queue.pop(first + num_more * self.num_before)
+        starts = np.minimum([0, *(first + np.arange(num_more + 1) * self.num_before)], len(pieces))
+        if self.num_pieces is None:
+            return group(pieces, starts)
+        inners = None if pieces.inners is None else tuple([pieces.inners[start] for start in starts[:-1]])  # type: ignore[union-attr]
+        return Groups(pieces.flat, pieces.bounds[starts], inners)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class JoinPieces:
+    """A function that joins the pieces of each batch."""
+
+    def __call__(self, batches: Batches) -> Bundle:
+        rows, joined = batches.rows, []
+        for start, stop in pairwise(batches.bounds):
+            columns = zip(*[rows.item(place) for place in range(start, stop)], strict=True)
+            joined.append(tuple(map(concat_leaves, columns)))
+        return Bundle(rows.structure, joined, rows.label)
 
 
 @dataclass
@@ -159,8 +251,8 @@ def rest_of(
 ) -> tuple[Primitive, tuple[int, ...]]:
     """Return the stream of the remaining elements for a layout, and the path to the node whose inputs are ``streams``.
 
-    If rows can be batched again, batches have the size of the layout. Otherwise each replica gets the pieces of batches
-    as they were cut before.
+    If rows can be batched again, batches have the size of the layout. Otherwise batches stay as they are, and are cut
+    for the replicas of the layout.
 
     Parameters
     ----------
@@ -173,18 +265,38 @@ def rest_of(
     spec
         The spec of a batch.
     """
-    rest = Arrange(tuple(streams), RestOfStreams(section), streams[0].grouped, name="rest")
-    batch_size = layout.batch_size
+    batch_size, num_replicas = layout.batch_size, sum(layout.num_replicas)
     if batch_size is None or not _stack(spec):
-        return rest, ()
+        if section.layout.batch_size != batch_size:
+            logger.warning(
+                "load_state_dict: the rest of this pass keeps its batches of %s rows, as they cannot be batched again; "
+                "batches of %s rows begin with the next pass",
+                section.layout.batch_size,
+                batch_size,
+            )
+        return _rest_of_batches(streams, section, num_replicas)
+    rest = Arrange(tuple(streams), RestOfStreams(section), streams[0].grouped, name="rest")
     rows = ungrouped(rest)
     batches = ByCursor(BatchCursor, (batch_size, layout.drops_remainder))
     grouped: Primitive = Arrange((rows,), batches, rows.grouped + 1, name="batch")
-    num_replicas = sum(layout.num_replicas)
     if num_replicas == 1:
         return grouped, (0, 0)
     pieces = ByCursor(SplitBatchesCursor, (num_replicas,))
     return Arrange((grouped,), pieces, grouped.grouped, name="split_batches"), (0, 0, 0)
+
+
+def _rest_of_batches(
+    streams: Sequence[Primitive], section: PassSection, num_pieces: int
+) -> tuple[Primitive, tuple[int, ...]]:
+    level = streams[0].grouped
+    if level:
+        return Arrange(tuple(streams), RestOfBatches(section, num_pieces), level, name="rest"), ()
+    joined = Compute(
+        Arrange(tuple(streams), RestOfBatches(section), 1, name="rest"), JoinPieces(), "rest", factor=1, unstacked=True
+    )
+    if num_pieces == 1:
+        return joined, (0,)
+    return Compute(joined, SplitBatchesRows(num_pieces), "split_batches", factor=num_pieces), (0, 0)
 
 
 def _stack(spec: ElementSpec) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import json
 import os
 
 import numpy as np
@@ -20,6 +22,7 @@ from daskdist import (
     Options,
     PerReplicaSpec,
     TensorSpec,
+    errors,
 )
 from daskdist.core.cardinality import INFINITE
 
@@ -431,6 +434,119 @@ def test_datasets_may_differ_in_their_first_length(on_cluster):
     distributed = on_cluster.distribute_datasets_from_function(dataset_fn)
     assert steps_of(on_cluster, distributed) == [[[0, 1], [0, 1, 2]]]
     assert distributed.element_spec == PerReplicaSpec(*[TensorSpec((None,), np.int64)] * 2)
+
+
+# --- elements that fail ---
+
+FAILING = (3, 4, 8)
+
+
+def good(x):
+    """Return a number, or raise for those that fail."""
+    if int(x) in FAILING:
+        raise ValueError(f"{x} is not good")
+    return x
+
+
+OF_NUMBERS = {
+    "batches": lambda context: Dataset.range(11).map(good).batch(1),
+    "functions of batches": lambda context: Dataset.range(11).batch(1).map(lambda b: np.array([good(x) for x in b])),
+    "single numbers": lambda context: Dataset.range(11).map(good),
+    "padded": lambda context: Dataset.range(11).map(lambda x: np.full(2, good(x))).padded_batch(1),
+    "shuffled": lambda context: Dataset.range(11).shuffle(4, seed=1, reshuffle_each_iteration=False).map(good).batch(1),
+}
+
+
+def outcomes(strategy, iterator):
+    """Return for each step its distinct rows in order, or "failed", and the positions before each and at the end."""
+    taken, states = [], [iterator.state_dict()]
+    while True:
+        try:
+            step = next(iterator)
+            taken.append([row for part in strategy.local_results(step) for row in np.unique(part).tolist()])
+        except StopIteration:
+            return taken, states
+        except errors.UserFunctionError:
+            taken.append("failed")
+        states.append(iterator.state_dict())
+
+
+def numbers_in(taken):
+    return [number for rows in taken if rows != "failed" for number in rows]
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 4])
+def test_elements_before_a_failing_one_come_first_and_those_behind_it_later(num_replicas):
+    strategy = mirrored(num_replicas)
+    for name, dataset_fn in OF_NUMBERS.items():
+        taken, _ = outcomes(strategy, iter(strategy.distribute_datasets_from_function(dataset_fn)))
+        in_order = [number for rows in taken for number in (["failed"] if rows == "failed" else rows)]
+        every = ["failed" if x in FAILING else x for x in range(11)]
+        assert taken.count("failed") == len(FAILING), name
+        if name == "shuffled":
+            assert sorted(numbers_in(taken)) == sorted({*range(11)} - {*FAILING})
+        else:
+            assert in_order == every, name
+
+
+def test_a_dataset_of_each_replica_fails_by_itself():
+    strategy, options = mirrored(3), InputOptions(replication_mode="PER_REPLICA")
+
+    def dataset_fn(context):
+        return Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 5).map(good).batch(1)
+
+    taken, _ = outcomes(strategy, iter(strategy.distribute_datasets_from_function(dataset_fn, options)))
+    # Only the first replica's dataset has numbers that fail, and the others go on in the same steps.
+    assert taken[:4] == [[0, 10, 20], [1, 11, 21], [2, 12, 22], "failed"]
+    assert taken[4:] == [[13, 23], "failed", [14, 24]]
+
+
+@pytest.mark.parametrize("mode", ["PER_WORKER", "PER_REPLICA"])
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_a_pass_with_failing_elements_continues_from_each_of_its_steps(name, mode):
+    strategy = mirrored(3)
+    distributed = strategy.distribute_datasets_from_function(OF_NUMBERS[name], InputOptions(replication_mode=mode))
+    taken, states = outcomes(strategy, iter(distributed))
+
+    def loop(iterator, state):
+        iterator.load_state_dict(state)
+        rows = []
+        while True:
+            try:
+                rows += np.unique(next(iterator)).tolist()
+            except StopIteration:
+                return str(rows)
+            except errors.UserFunctionError:
+                continue
+
+    for number, state in enumerate(states):
+        iterator = iter(distributed)
+        iterator.load_state_dict(state)
+        # A position that is taken right after one was loaded is the same position.
+        iterator.load_state_dict(iterator.state_dict())
+        assert outcomes(strategy, iterator)[0] == taken[number:]
+        rows = [json.loads(part) for part in strategy.local_results(strategy.run(loop, (distributed, state)))]
+        assert sorted(itertools.chain(*rows)) == sorted(numbers_in(taken[number:]))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["batches", "functions of batches", "single numbers"])
+def test_datasets_on_workers_lose_no_element_before_or_behind_a_failing_one(start_cluster, name):
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
+        # Each worker has all numbers.
+        distributed = strategy.distribute_datasets_from_function(OF_NUMBERS[name])
+        taken, _ = outcomes(strategy, iter(distributed))
+        every = sorted(2 * [*({*range(11)} - {*FAILING})])
+        assert sorted(numbers_in(taken)) == every
+        assert taken.count("failed") == 2 * len(FAILING)
+
+
+def test_with_drop_uneven_a_step_fails_as_a_whole():
+    strategy = mirrored(2)
+    distributed = strategy.distribute_datasets_from_function(
+        lambda context: Dataset.range(8).map(good).batch(1).with_options(Options(drop_uneven=True))
+    )
+    assert outcomes(strategy, iter(distributed))[0] == [[0, 1], "failed", "failed", [6, 7]]
 
 
 # --- how replicas are fed ---

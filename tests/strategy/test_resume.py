@@ -169,6 +169,82 @@ def test_other_replicas_continue_with_rows_that_do_not_stack():
             assert actual == rows_of(steps[number:]), f"{name}: continued from {number}"
 
 
+def wide(n):
+    return Dataset.range(n).map(lambda x: np.arange(x % 4) + x)
+
+
+WHOLE_BATCHES = {
+    **UNEVEN,
+    "padded, then map": lambda: wide(18).padded_batch(4).map(lambda x: x * 2),
+    "padded, incomplete one dropped": lambda: wide(18).padded_batch(4, drop_remainder=True),
+    "ragged": lambda: wide(18).ragged_batch(4),
+    "text": lambda: Dataset.range(9).map(lambda x: {"t": "a" * int(x), "n": np.arange(x % 3)}).padded_batch(2),
+    "rebatch": lambda: Dataset.range(18).batch(3).rebatch([4, 1, 3]),
+    "rebatch of ragged": lambda: wide(18).ragged_batch(3).rebatch(4),
+    "windows": lambda: Dataset.range(18).window(4).flat_map(lambda window: window.batch(4)),
+    "sliding windows": lambda: Dataset.range(18).window(5, shift=2).flat_map(lambda window: window.batch(5)),
+    "group_by_window": lambda: Dataset.range(22).group_by_window(lambda x: x % 3, lambda _, rows: rows.batch(4), 4),
+    "batch_by_size": lambda: wide(20).batch_by_size(8, len),
+}
+
+
+def leaves_of(strategy, step):
+    """Return the parts of all replicas, leaf by leaf, as lists."""
+    leaves = step.values() if isinstance(step, dict) else [step]
+    return [[part.tolist() for part in strategy.local_results(leaf)] for leaf in leaves]
+
+
+def continued_leaves(strategy, dataset, state=None):
+    iterator = iter(strategy.distribute_dataset(dataset))
+    if state is not None:
+        iterator.load_state_dict(state)
+    return [leaves_of(strategy, step) for step in iterator]
+
+
+@pytest.mark.parametrize("name", WHOLE_BATCHES)
+def test_batches_that_are_not_made_again_are_divided_as_in_a_new_pass(name):
+    for before, after in ([1], [2]), ([2], [1]), ([2], [3]), ([3], [2]), ([2], [1, 1]), ([1, 2], [2, 2]):
+        strategy, other = SimulatedWorkers(before), SimulatedWorkers(after)
+        dataset = WHOLE_BATCHES[name]().with_options(Options(auto_shard_policy="data"))
+        expected = continued_leaves(other, dataset)
+        for number, state in enumerate(steps_and_positions(strategy, dataset)):
+            assert continued_leaves(other, dataset, state) == expected[number:], f"{before} to {after} at {number}"
+
+
+def steps_and_positions(strategy, dataset):
+    """Return the states before each step of a pass and at its end."""
+    iterator = iter(strategy.distribute_dataset(dataset))
+    states = [iterator.state_dict()]
+    for _ in iterator:
+        states.append(iterator.state_dict())
+    return states
+
+
+def test_batches_that_each_worker_cuts_are_divided_again_as_wholes():
+    strategy, other = SimulatedWorkers([1, 1]), SimulatedWorkers([2])
+    dataset = wide(16).padded_batch(4).with_options(Options(auto_shard_policy="off"))
+    states = steps_and_positions(strategy, dataset)
+    sizes = [[len(part) for part in step[0]] for step in continued_leaves(other, dataset, states[2])]
+    # Each of two workers has three batches of 4 rows left.
+    assert sizes == 6 * [[2, 2]]
+    sizes = [[len(part) for part in step[0]] for step in continued_leaves(other, dataset, states[3])]
+    # Half of a batch of each was handed out.
+    assert sizes == [*2 * [[1, 1]], *4 * [[2, 2]]]
+
+
+def test_a_pass_whose_batches_cannot_get_another_size_says_so(caplog):
+    strategy = mirrored(2)
+    iterator = iter(strategy.distribute_dataset(wide(20).padded_batch(4)))
+    next(iterator)
+    state = iterator.state_dict()
+    distributed = strategy.distribute_dataset(wide(20).padded_batch(6))
+    again = iter(distributed)
+    again.load_state_dict(state)
+    assert "keeps its batches of 4 rows" in caplog.text
+    assert [[len(part) for part in strategy.local_results(step)] for step in again] == 4 * [[2, 2]]
+    assert [[len(part) for part in strategy.local_results(step)] for step in distributed] == [*3 * [[3, 3]], [1, 1]]
+
+
 def test_another_batch_size_continues_and_the_next_pass_is_divided_as_usual():
     strategy, other = SimulatedWorkers([2, 2]), SimulatedWorkers([3])
     dataset = Dataset.range(50).shuffle(50, seed=1)
@@ -308,14 +384,37 @@ def test_positions_of_other_pipelines_are_refused():
         iter(Dataset.range(9)).load_state_dict(state)
 
 
-def test_iterators_that_began_or_are_closed():
+def test_an_iterator_that_began_or_ended_continues_from_a_position(two):
+    distributed = two.distribute_dataset(Dataset.range(23).shuffle(23, seed=1).map(lambda x: x + 1).batch(4))
+    iterator = iter(distributed)
+    steps, states = [], [iterator.state_dict()]
+    for step in iterator:
+        steps.append(parts_of(two, step))
+        states.append(iterator.state_dict())
+    # The iterator is at its end now, and later in the middle.
+    for number in (2, 0, 5, 6, 3):
+        iterator.load_state_dict(states[number])
+        assert [parts_of(two, step) for step in itertools.islice(iterator, 2)] == steps[number : number + 2]
+    assert [parts_of(two, step) for step in iterator] == steps[5:]
+    # The next pass has another order.
+    assert sorted(rows_of(parts_of(two, step) for step in distributed)) == sorted(rows_of(steps))
+
+
+def test_a_position_of_another_dataset_leaves_an_iterator_as_it_is():
     strategy = mirrored(2)
-    distributed = strategy.distribute_dataset(Dataset.range(9).batch(2))
+    other = iter(strategy.distribute_dataset(Dataset.range(9).skip(1).batch(2))).state_dict()
+    iterator = iter(strategy.distribute_dataset(Dataset.range(6).batch(2)))
+    next(iterator)
+    with pytest.raises(errors.ArgumentError, match="another pipeline"):
+        iterator.load_state_dict(other)
+    assert [parts_of(strategy, step) for step in iterator] == [[[2], [3]], [[4], [5]]]
+
+
+def test_closed_iterators_have_no_position():
+    distributed = mirrored(2).distribute_dataset(Dataset.range(9).batch(2))
     state = iter(distributed).state_dict()
     iterator = iter(distributed)
     next(iterator)
-    with pytest.raises(errors.ArgumentError, match="has begun already"):
-        iterator.load_state_dict(state)
     iterator.close()
     with pytest.raises(errors.ArgumentError, match="is closed"):
         iterator.state_dict()

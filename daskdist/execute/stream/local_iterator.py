@@ -65,8 +65,8 @@ class ElementIterator(Iterator[Any], Advised):
 
     Parameters
     ----------
-    caller
-        Makes the calls; closed at the end, or when the iterator is collected.
+    make_caller
+        Returns what makes the calls; closed at the end, or when the iterator is collected.
     primitive
         The primitive of the pipeline.
     epoch
@@ -90,7 +90,7 @@ class ElementIterator(Iterator[Any], Advised):
 
     def __init__(
         self,
-        caller: Caller,
+        make_caller: Callable[[], Caller],
         primitive: Primitive,
         epoch: Epoch,
         empty: Callable[[], Any] | None = None,
@@ -102,14 +102,13 @@ class ElementIterator(Iterator[Any], Advised):
         node: Node | None = None,
     ) -> None:
         self._budget_bytes = budget_bytes
-        self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
+        self._make_caller = make_caller
         self._primitive = primitive
         self._epoch = epoch
         self._identity = identity or Identity(
             lambda: PipelineIdentity("", ""), [], lambda seeds: primitive, lambda epoch: None
         )
-        self._builder: BundleBuilder | None = BundleBuilder(self._interpreter, primitive, epoch, empty=pooled_empty)
-        self._current = _Current()
+        self._open(make_caller(), epoch)
         self._empty = empty
         self._is_writable = is_writable
         self._reported_spec = reported_spec
@@ -123,8 +122,16 @@ class ElementIterator(Iterator[Any], Advised):
         # The position before an element whose request was interrupted: the numbers of `_state_at`, or its result.
         self._interrupted_at: tuple[int, int, int] | dict[str, Any] | None = None
         self._lock = RLock()
+
+    def _open(self, caller: Caller, epoch: Epoch | None = None) -> BundleBuilder:
+        self._interpreter = Interpreter(caller, budget_bytes=self._budget_bytes)
+        self._builder: BundleBuilder | None = BundleBuilder(
+            self._interpreter, self._primitive, epoch, empty=pooled_empty
+        )
+        self._current = _Current()
         # The caller is closed even if iteration never began.
         Finalizer(self, self._interpreter.close)
+        return self._builder
 
     def __next__(self) -> Any:
         begun_at = perf_counter()
@@ -185,10 +192,7 @@ class ElementIterator(Iterator[Any], Advised):
                 raise ArgumentError(INTERRUPTED)
             if isinstance(self._interrupted_at, tuple):
                 self._interrupted_at = self._state_at(*self._interrupted_at)
-            self._interpreter = Interpreter(self._caller, budget_bytes=self._budget_bytes)
-            self._builder = BundleBuilder(self._interpreter, self._primitive, None, empty=pooled_empty)
-            self._current = _Current()
-            self._continue_from(self._builder, self._interrupted_at)  # type: ignore[arg-type]
+            self._continue_from(self._interrupted_at, self._caller)  # type: ignore[arg-type]
         self._interrupted_at = None
 
     def _repr_html_(self) -> str:
@@ -260,7 +264,7 @@ class ElementIterator(Iterator[Any], Advised):
         and so it does for what ``filter``, ``flat_map``, ``interleave`` and others need again to find their place; but
         an element that is surely after the position fails by itself.
         """
-        self._open_builder("state_dict")
+        self._check_open("state_dict")
         if isinstance(self._interrupted_at, dict):
             return self._interrupted_at
         return self._state_at(*(self._interrupted_at or self._numbers()))
@@ -274,30 +278,35 @@ class ElementIterator(Iterator[Any], Advised):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position of an iterator over the same pipeline, taken in any process.
 
+        This iterator may have begun, or be at its end.
+
         Raises
         ------
         ArgumentError
-            The position is of another pipeline or version, or this iterator has begun or is closed.
+            The position is of another pipeline or version, or this iterator is closed.
         """
-        builder = self._open_builder("load_state_dict")
-        if self._number or self._num_passed or self._current.bundle is not None:
-            raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
-        self._continue_from(builder, state)
+        self._check_open("load_state_dict")
+        has_begun = self._number or self._num_passed or self._is_over or self._current.bundle is not None
+        self._continue_from(state, None if has_begun else self._caller)
+        self._is_over, self._interrupted_at = False, None
 
-    def _continue_from(self, builder: BundleBuilder, state: dict[str, Any]) -> None:
+    def _continue_from(self, state: dict[str, Any], caller: Caller | None) -> None:
         (position,) = content_of(state, self._identity.pipeline())["positions"]
+        if caller is None:
+            self._interpreter.close()
+            caller = self._make_caller()
         if position.seeds != self._identity.seeds:
             # Operations without a given seed drew their own, which the position replaces.
             self._identity = replace(self._identity, seeds=position.seeds)
             self._primitive = self._identity.planned(position.seeds)
+        builder = self._open(caller)
         builder.move_to(self._primitive, position.epoch, position.answers, position.num_elements, position.num_errors)
         self._epoch, self._number, self._num_passed = position.epoch, state["number"], position.num_elements
         self._identity.note_pass(self._epoch)
 
-    def _open_builder(self, operation: str) -> BundleBuilder:
+    def _check_open(self, operation: str) -> None:
         if self._builder is None:
             raise ArgumentError(f"{operation}: this iterator is closed; take the position of one before it is closed")
-        return self._builder
 
 
 class ConvertedIterator(Iterator[Any]):
@@ -429,7 +438,7 @@ def _is_contiguous(lane: Lane, places: Any) -> bool:
 
 def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIterator:
     """Return an iterator over the elements of a pipeline in one iteration, which no operation counts as a pass."""
-    return ElementIterator(caller, primitive, (iteration,))
+    return ElementIterator(lambda: caller, primitive, (iteration,))
 
 
 def first_elements(primitive: Primitive, number: int) -> list[Any]:

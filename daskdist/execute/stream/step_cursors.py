@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
+from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.primitive import Exhausted, Primitive
 from daskdist.errors import OutOfRangeError
 from daskdist.execute.caller import Caller
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 
+_T = TypeVar("_T")
 # For each pipeline, the numbers of elements and of errors that were handed out.
 HandedOut = list[tuple[int, int]]
 _NO_ROWS: Final = (Lane(None, ()), -1)
@@ -100,6 +102,8 @@ class JointCursor:
         self._drops_uneven = drops_uneven
         # Whether the replicas of the last step are known to have different numbers of rows.
         self.is_uneven = False
+        # The replicas whose elements of the next step were handed out or have failed already, see `before_failed`.
+        self.done: frozenset[int] = frozenset()
 
     def next(self) -> tuple[list[tuple[Lane, int]], int]:
         """Return each replica's lane and place, and the number without rows; raise `OutOfRangeError` at the end."""
@@ -129,8 +133,35 @@ class JointCursor:
                 break
         if num_empty and self._drops_uneven:
             raise OutOfRangeError(AT_ITS_END)
+        if self.done:
+            places = [_NO_ROWS if replica in self.done else place for replica, place in enumerate(places)]
+            num_empty, self.done = len([place for _, place in places if place < 0]), frozenset()
         self.is_uneven = num_empty > 0 or len(num_rows) > 1
         return places, num_empty
+
+    def before_failed(self, read: Callable[[tuple[Lane, int]], _T], places: Sequence[tuple[Lane, int]]) -> list[_T]:
+        """Read the last step's elements up to the first that fails, if each replica has elements of its own.
+
+        The next step then has the others: first the failed one, whose error is raised, then those behind it.
+        """
+        elements: list[_T] = []
+        for replica, place in enumerate(places):
+            try:
+                elements.append(read(place))
+            except Exception as error:
+                if not is_of_element(error):
+                    raise
+                has_rows = any(number >= 0 for _, number in places[:replica])
+                num_done = replica if has_rows else replica + 1
+                if any(number >= 0 for _, number in places[num_done:]):
+                    for feed in self.feeds:
+                        feed.step_back()
+                    self.done = frozenset(range(num_done))
+                if not has_rows:
+                    raise
+                self.is_uneven = True
+                break
+        return elements
 
     def handed_out(self) -> HandedOut:
         """Return for each pipeline the numbers of elements and of errors that were handed out."""

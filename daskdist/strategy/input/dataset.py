@@ -179,7 +179,7 @@ class DistributedDataset:
             feed.pipelines,
             feed.spec,
             self._known_element_spec,
-            feed.reader(),
+            feed.reader,
             feed.begin_pass(),
             options=self._options,
             devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],

@@ -13,7 +13,7 @@ from daskdist.core.block import writable
 from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element, type_and_arguments
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.node import Node, warn_if_empty
+from daskdist.core.node import warn_if_empty
 from daskdist.core.primitive import Epoch, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
@@ -65,7 +65,7 @@ class DistributedIterator(Advised):
         pipelines: Sequence[Pipeline],
         spec: ElementSpec,
         element_spec: Any,
-        caller: Caller,
+        make_caller: Callable[[], Caller],
         epochs: Sequence[Epoch],
         *,
         options: InputOptions,
@@ -98,7 +98,9 @@ class DistributedIterator(Advised):
         self._finish_steps = finish_steps
         # Waits while a condition holds and calls are under way.
         self._wait_while = wait_while
-        self._caller = caller
+        # Returns a new caller, also for a pass that continues from a loaded position.
+        self._make_caller = make_caller
+        self._caller = caller = make_caller()
         self._structure = spec.structure
         self._specs = spec.leaves
         self._reported = ReportedFailures()
@@ -113,6 +115,8 @@ class DistributedIterator(Advised):
         self._options = options
         self._devices = devices
         self._drops_uneven = drops_uneven
+        # Otherwise all replicas have parts of one batch, which fails as a whole.
+        self._fails_by_replica = source.share_out is None and not drops_uneven
         self._puts_on_devices = options.fetch_to_device and not all(device.is_host for device in devices)
         self._source = source
         # The earlier parts of the pass, divided otherwise than the rest.
@@ -126,7 +130,7 @@ class DistributedIterator(Advised):
         self._handed_out: HandedOut = []
         self._is_over = self._is_closed = False
         # The position before a step whose request was interrupted: the arguments of `_state`, or its result.
-        self._interrupted_at: tuple[HandedOut, int] | dict[str, Any] | None = None
+        self._interrupted_at: tuple[HandedOut, int, frozenset[int]] | dict[str, Any] | None = None
         # The bytes of the bundles on each worker that were handed out and are still referenced, mostly by steps under
         # way; None without a limit of memory.
         memory_bytes = None if self._is_here else caller.memory_bytes
@@ -147,6 +151,7 @@ class DistributedIterator(Advised):
         self._interpreters: list[Interpreter] = []
         self._primitives: list[Primitive] = []
         self._pipelines, self._epochs = pipelines, epochs
+        self._nodes = [pipeline.node for pipeline in pipelines]
         for pipeline, epoch in zip(pipelines, epochs, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
@@ -233,8 +238,9 @@ class DistributedIterator(Advised):
     def _has_changed(self) -> bool:
         return self._replicas_left is not None and self._replicas_left() is not self._replicas
 
-    def _numbers(self) -> tuple[HandedOut, int]:
-        return self._feeds.handed_out() if self._host_steps is None else self._handed_out, self._num_steps
+    def _numbers(self) -> tuple[HandedOut, int, frozenset[int]]:
+        handed_out = self._feeds.handed_out() if self._host_steps is None else self._handed_out
+        return handed_out, self._num_steps, self._feeds.done
 
     def _reopen(self) -> None:
         # Open the pipelines again at the position before an interrupt; another interrupt may come meanwhile.
@@ -243,7 +249,6 @@ class DistributedIterator(Advised):
                 raise ArgumentError(INTERRUPTED)
             if isinstance(self._interrupted_at, tuple):
                 self._interrupted_at = self._state(*self._interrupted_at)
-            self._feeds.close()
             self._continue_from(self._interrupted_at)  # type: ignore[arg-type]
         self._interrupted_at = None
 
@@ -263,7 +268,6 @@ class DistributedIterator(Advised):
         source, call_maps, element_spec = self._follow()  # type: ignore[misc]
         if source.follows(self._source):
             state = self._state(*self._numbers())
-            self._feeds.close()
             self._source, self._call_maps, self.element_spec = source, call_maps, element_spec
             self._continue_from(state)
         elif failure is not None:
@@ -277,8 +281,7 @@ class DistributedIterator(Advised):
         try:
             if not self._is_over:
                 self._continue_with_replicas(lost)
-            value = self._step()
-            is_taken = True
+            value, is_taken = self._step(), True
             return self._mapped(value)
         except OutOfRangeError:
             if num_skipped := self._own_stats()["num_skipped"]:
@@ -366,11 +369,6 @@ class DistributedIterator(Advised):
         windows = [window for interpreter in self._interpreters for window in list(interpreter.bundles.values())]
         return sum(window.used_bytes for window in windows), sum(window.limit_bytes for window in windows)
 
-    @property
-    def _nodes(self) -> list[Node]:
-        """The last operation of the pipeline of each worker."""
-        return [pipeline.node for pipeline in self._pipelines]
-
     def _repr_html_(self) -> str:
         return times_page(type(self).__name__, self._own_stats())
 
@@ -420,7 +418,7 @@ class DistributedIterator(Advised):
         with self._host_steps.reading:
             return self._state(*numbers)
 
-    def _state(self, handed_out: HandedOut, num_steps: int) -> dict[str, Any]:
+    def _state(self, handed_out: HandedOut, num_steps: int, done: frozenset[int]) -> dict[str, Any]:
         positions = []
         for epoch, seeds, (num_elements, num_errors), interpreter in zip(
             self._epochs, seeds_of(self._pipelines), handed_out, self._interpreters, strict=True
@@ -429,36 +427,43 @@ class DistributedIterator(Advised):
             positions.append(StreamPosition(epoch, seeds, num_elements, num_others, answers))
         caller = self._interpreters[0].caller
         plain = [position.as_plain(caller) for position in positions]
-        return self._source.state(plain, self._sections, num_steps, is_over=self._is_over)
+        return self._source.state(plain, self._sections, num_steps, done, is_over=self._is_over)
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position of an iterator over the same dataset, taken in any process.
 
-        The numbers of replicas and workers and the global batch size may differ from those when the position was
-        taken. The remaining rows are then batched again and divided among the present replicas, each row exactly once;
-        if ``batch`` drops an incomplete last batch, it may drop another number of rows. Batches that cannot be rebuilt,
-        such as those of ``padded_batch``, stay cut as they were. Later passes are divided as usual.
+        This iterator may have begun. With other numbers of replicas or workers or another global batch size, remaining
+        rows are batched again and divided among the present replicas, each row exactly once; an incomplete last batch
+        that ``batch`` drops may have another number of rows. Batches that cannot be rebuilt, as of ``padded_batch``,
+        stay and are divided, with a warning if the batch size differs. Later passes are divided as usual.
 
         Raises
         ------
         ArgumentError
-            The position is of another dataset or version, or this iterator has begun already or is closed.
+            The position is of another dataset or version, or this iterator is closed.
         """
         if self._is_closed:
             raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
-        if self._num_steps or self._is_over or any(map(any, self._feeds.handed_out())):
-            raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
-        self._continue_from(state)
+        has_begun = self._num_steps > 0 or self._is_over or any(map(any, self._feeds.handed_out()))
+        self._continue_from(state, with_new_caller=has_begun or self._ahead is not None)
 
-    def _continue_from(self, state: dict[str, Any]) -> None:
+    def _continue_from(self, state: dict[str, Any], *, with_new_caller: bool = False) -> None:
         source = self._source
-        sections, section, positions, num_steps, is_over = source.position_of(state)
+        sections, section, positions, num_steps, is_over, done = source.position_of(state)
         self._sections, pipelines, positions, is_exact = source.pipelines_at(sections, section, positions)
+        if with_new_caller:
+            self._close()
+            self._ahead = self._host_steps = self._failure = self._interrupted_at = None
+            self._reported, self._caller = ReportedFailures(), self._make_caller()
+            self._finalizer = Finalizer(self, self._caller.close)
+        else:
+            self._feeds.close()
         self._num_steps, self._is_over = num_steps, is_over
         self._open(pipelines, [position.epoch for position in positions], is_resumed=True)
         for feed, primitive, position in zip(self._feeds.feeds, self._primitives, positions, strict=True):
             feed.move_to(primitive, position, is_exact=is_exact)
+        self._feeds.done = done
         self._handed_out = self._feeds.handed_out()
         source.note_pass((self._sections or [section])[0])
         if self._is_over:
@@ -480,7 +485,9 @@ class DistributedIterator(Advised):
             return self._structure.pack(self._leaves(*places[0]))
         if not num_empty and not self._is_here:
             return self._structure.pack(self._references(places))
-        rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
+        take = self._feeds.before_failed if self._fails_by_replica else map
+        rows = list(take(lambda place: self._empty if place[1] < 0 else self._leaves(*place), places))
+        rows += [self._empty] * (len(places) - len(rows))
         return self._step_value(rows, is_uneven=self._feeds.is_uneven)
 
     def _note_bundles(self, lanes: Sequence[Lane]) -> None:

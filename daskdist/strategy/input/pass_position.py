@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -38,6 +38,8 @@ class PassPosition(NamedTuple):
         The number of steps that were handed out.
     is_over
         Whether the pass is over.
+    done
+        The replicas whose elements of the next step were handed out before one of that step failed, or have failed.
     """
 
     sections: list[PassSection]
@@ -45,6 +47,7 @@ class PassPosition(NamedTuple):
     positions: list[StreamPosition]
     num_steps: int
     is_over: bool
+    done: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class PassSource:
         positions: Sequence[Sequence[Any]],
         sections: Sequence[PassSection],
         num_steps: int,
+        done: Collection[int] = (),
         *,
         is_over: bool,
     ) -> dict[str, Any]:
@@ -137,6 +141,8 @@ class PassSource:
             The earlier sections of the pass, which were divided otherwise.
         num_steps
             The number of steps that were handed out.
+        done
+            As in `PassPosition`.
         is_over
             Whether the pass is over.
         """
@@ -148,6 +154,7 @@ class PassSource:
             layout=layout,
             legs=[section.as_plain() for section in sections],
             is_over=is_over,
+            done=sorted(done),
         )
 
     def position_of(self, state: Any) -> PassPosition:
@@ -162,7 +169,8 @@ class PassSource:
         try:
             layout, sections = PassLayout.of_plain(content["layout"]), list(map(PassSection.of_plain, content["legs"]))
             positions = content["positions"]
-            return PassPosition(sections, section_of(layout, positions), positions, state["number"], content["is_over"])
+            section, done = section_of(layout, positions), frozenset(content.get("done", ()))
+            return PassPosition(sections, section, positions, state["number"], content["is_over"], done)
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 f"load_state_dict: the position is of an iterator over a dataset that is not distributed, or is "

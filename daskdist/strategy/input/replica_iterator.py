@@ -486,9 +486,13 @@ class PassReaders:
                     f"{number} {part.num_steps} steps of pass {part.iteration}; call it at the same step on all"
                 )
         positions = [position for _, position in sorted([part.position for part in parts if part.position])]
-        sections = self._resumed.sections if self._resumed is not None and not first.iteration else []
+        resumed_pass = None if first.iteration else self._resumed
+        sections = [] if resumed_pass is None else resumed_pass.sections
+        done: frozenset[int] = frozenset()
+        if resumed_pass is not None and first.num_steps == resumed_pass.num_steps:
+            done = resumed_pass.done
         is_over = any(part.is_over for part in parts)
-        return self._plan.source.state(positions, sections, first.num_steps, is_over=is_over)
+        return self._plan.source.state(positions, sections, first.num_steps, done, is_over=is_over)
 
     def wake(self) -> None:
         """End the wait of another thread for steps of the replica, which gets no more."""

@@ -358,6 +358,8 @@ class ResumedPass(NamedTuple):
         The earlier sections of the pass, which were divided otherwise.
     num_steps
         The number of steps that were taken.
+    done
+        The replicas whose elements of the next step were handed out or have failed, see `PassPosition`.
     is_over
         Whether the pass is over.
     """
@@ -367,6 +369,7 @@ class ResumedPass(NamedTuple):
     epochs: list[Epoch]
     sections: list[PassSection]
     num_steps: int
+    done: frozenset[int]
     is_over: bool
 
 
@@ -405,8 +408,9 @@ def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> Resumed
             epochs=tuple([position.epoch for position in positions]),
         )
         first_replica = plan.first_replica
-    read_plan = replace(read_plan, positions=tuple(positions), is_exact=is_exact)
-    return ResumedPass(read_plan, first_replica, epochs, sections, position.num_steps, position.is_over)
+    done = frozenset([replica - first_replica for replica in position.done])
+    read_plan = replace(read_plan, positions=tuple(positions), is_exact=is_exact, done=done)
+    return ResumedPass(read_plan, first_replica, epochs, sections, position.num_steps, position.done, position.is_over)
 
 
 def shared_reader(token: str, worker: str | None, number: int, read_plan: SharedReadPlan) -> SharedReader:

@@ -89,6 +89,8 @@ class SharedReadPlan:
         The positions, of the pipeline and then of each other one, from which the pass continues; empty if it begins.
     is_exact
         Whether errors were raised before those.
+    done
+        The pipeline's replicas whose elements of the first step were handed out or have failed, see `PassPosition`.
     """
 
     pipeline: Pipeline
@@ -103,6 +105,7 @@ class SharedReadPlan:
     devices: tuple[str, ...] = ()
     positions: tuple[StreamPosition, ...] = ()
     is_exact: bool = False
+    done: frozenset[int] = frozenset()
 
     @property
     def first_step(self) -> int:
@@ -364,6 +367,7 @@ class SharedPass:
         if not keeps_all:
             dropped = self._num_queued + np.cumsum(keep)[~keep]
             self._without_rows += zip(*map(np.ndarray.tolist, np.unique(dropped, return_counts=True)), strict=True)
+        is_first = not self._num_queued
         self._num_queued += int(keep.sum())
         for number, queue in self._queues.items():
             if lanes is None:
@@ -371,6 +375,8 @@ class SharedPass:
             else:
                 places = np.where(full[:, number], lanes[number].places[begin : begin + len(full)], -1)
             places = places if keeps_all else places[: len(keep)][keep]
+            if is_first and number in self._plan.done:
+                places[:1] = -1
             if len(places):
                 queue.append(StepSlice(None if lanes is None else lanes[number].ref, places.tolist()))
         self._condition.notify_all()
