@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,8 +22,12 @@ from distributed.gc import disable_gc_diagnosis, enable_gc_diagnosis
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.replica.contract import internals_of
+from daskdist.strategy.steps.calls import Record
+from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.stream import OPERATION
+from daskdist.strategy.steps.unobserved_failures import UnobservedFailures
 
 pytestmark = pytest.mark.cluster
 
@@ -291,3 +297,85 @@ def test_workers_in_this_process_share_no_memory_with_the_program():
         for each in found:
             each += 100
         assert strategy.local_results(strategy.run(change)) == (2.0, 2.0)
+
+
+# --- results and losses at the same time ---
+
+
+@contextlib.contextmanager
+def in_turns():
+    """Let threads take turns as often as possible, as on a machine with many of them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def at_once(*functions):
+    """Call functions at the same time, each in a thread; raise the error of the first that fails."""
+    begin = threading.Barrier(len(functions))
+
+    def call(function):
+        begin.wait(10)
+        function()
+
+    with in_turns(), ThreadPoolExecutor(len(functions)) as pool:
+        for called in [pool.submit(call, function) for function in functions]:
+            called.result(60)
+
+
+def fill(values, make):
+    for place in range(len(values)):
+        values[place] = make()
+
+
+@pytest.mark.parametrize("num_losses", [1, 2])
+def test_a_result_that_comes_while_its_worker_is_given_up_counts_once(on_cluster, num_losses):
+    streams = internals_of(on_cluster).backend.streams
+    first, second = on_cluster.workers
+    lost = Failed(Failure.of(errors.ClusterError("lost")), None)
+    for _ in range(30):
+        calls = [streams.new_call((first, second), None, "call", is_step=True) for _ in range(500)]
+        numbers = [call.record.number for call in calls]
+        come = partial(streams._handle, streams._streams[first], [("done", number, 0, None, 0) for number in numbers])
+        at_once(come, *[partial(streams._fail_calls, first, lost)] * num_losses)
+        assert [call.record.num_left for call in calls] == [1] * len(calls)
+        assert {*numbers} <= streams._under_way.keys()
+        # Steps are sent while results of earlier ones come.
+        come = partial(streams._handle, streams._streams[second], [("done", number, 1, None, 0) for number in numbers])
+        later = [None] * 500
+        at_once(come, partial(fill, later, lambda: streams.new_call((second,), None, "call", is_step=True)))
+        assert streams.num_steps == len(later)
+        streams._fail_calls(second, lost)
+        assert (streams.num_steps, streams.is_busy) == (0, False)
+
+
+def test_each_failure_is_raised_once_while_others_come():
+    failures, raised = UnobservedFailures(), []
+    failed = [Failed(Failure.of(ValueError(number)), number) for number in range(2000)]
+
+    def record(number):
+        call = Record(number, ("a",), None, "call")
+        call.is_dropped = True
+        return call
+
+    def add():
+        for number, failure in enumerate(failed):
+            # Both fail with the error of the first.
+            failures.add(record(number), failure)
+            failures.add(record(len(failed) + number), failure)
+
+    def take():
+        while len(raised) < 2 * len(failed) and not (adding.done() and not failures):
+            if error := failures.take_error():
+                (more,) = getattr(error, "__notes__", None) or ["0 more"]
+                raised.append(error.args[0])
+                raised.extend([None] * int(more.split()[0]))
+
+    with in_turns(), ThreadPoolExecutor(3) as pool:
+        adding = pool.submit(add)
+        for taking in [pool.submit(take) for _ in range(2)]:
+            taking.result(60)
+    assert len(raised) == len(failed)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.compute_key import lost_data_error
-from daskdist.execute.paused_workers import PausedWorkers
+from daskdist.execute.paused_workers import PausedWorkers, error_of_task
 
 if TYPE_CHECKING:
-    from distributed import Scheduler
+    from distributed import Client, Future, Scheduler
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -127,6 +127,13 @@ class LiveWorkers:
         if not self.lost:
             return lost_data_error(data)
         return ClusterError(f"lost {', '.join(self.lost)}, which {data} needs; create it again")
+
+    async def error_of(self, client: Client, future: Future) -> BaseException | None:
+        """Wait for the end of a task, and return the error with which it ended, if any."""
+        await future._state.wait()
+        if future.status == "error":
+            return error_of_task(client, await future._exception())
+        return self.lost_error(future.key) if future.cancelled() else None
 
     @property
     def advice(self) -> str:

@@ -22,7 +22,7 @@ from daskdist.execute.callers.cluster_requests import ask_workers, closed_error,
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.paused_workers import ended_for_memory, error_of_task
+from daskdist.execute.paused_workers import ended_for_memory
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, note_lost
@@ -46,6 +46,9 @@ _MANY_DROPPED: Final = 64
 _MANY_STEPS, _LATER_S, _MOST_TIMES = 16, 0.002, 4
 # Seconds between a waiter's checks of the connection.
 _LOOK_EVERY_S: Final = 1.0
+# Held while the record of a call changes: the event loop notes results, and program threads calls and losses. One lock
+# for all strategies, as each step takes it several times.
+_recording: Final = threading.Lock()
 
 
 class StreamSet:
@@ -74,9 +77,8 @@ class StreamSet:
         self._streams: dict[str, StepStream] = {}
         self._under_way: dict[int, Record] = {}
         self.num_steps = 0
-        # Request number -> fetched value.
-        self._fetched: dict[int, Any] = {}
-        self._requests: set[int] = set()
+        # Request number -> an empty list, to which the fetched value is added.
+        self._fetched: dict[int, list[Any]] = {}
         self.failures = UnobservedFailures()
         self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
@@ -120,12 +122,13 @@ class StreamSet:
                 close_all(opened)
                 raise result
         if not self._streams:
-            beat = asyncio.ensure_future(self._beat(reference))
-            # Close the streams when nothing refers to them or to their results.
-            weakref.finalize(self, close_all_soon, self._streams.values(), beat, self._loop).atexit = False
+            self._beating = asyncio.ensure_future(self._beat(reference))
+        # Close the streams when nothing refers to them or to their results.
+        weakref.finalize(self, close_all_soon, opened, self._beating, self._loop).atexit = False
         for stream in opened:
             stream.opened_after = next(self._numbers)
-        self._streams.update({stream.address: stream for stream in opened})
+        # A new dict, as other threads go through the old one.
+        self._streams = {**self._streams, **{stream.address: stream for stream in opened}}
         relayed = [stream.address for stream in opened if stream.is_relayed]
         if relayed:
             self.live_workers.is_direct = False
@@ -177,8 +180,9 @@ class StreamSet:
     def new_call(self, workers: Sequence[str], needs: Any, name: str, **about: Any) -> Call:
         """Return the handle of a call that is going to be sent; see `Record`."""
         record = Record(next(self._numbers), workers, needs, name, **about)
-        self._under_way[record.number] = record
-        self.num_steps += record.is_step
+        with _recording:
+            self._under_way[record.number] = record
+            self.num_steps += record.is_step
         return Call(record, self._dropped, self.identity)
 
     def stream_with(self, address: str, objects: Iterable[SentObject]) -> StepStream:
@@ -347,8 +351,8 @@ class StreamSet:
                     self._record_outcome(record, place, structure, payload)
             elif kind == "value":
                 request, payload = rest
-                if request in self._requests:
-                    self._fetched[request] = payload
+                # Nobody waits for it any more if it is not there.
+                self._fetched.get(request, []).append(payload)
             elif kind == "pong":
                 stream.running_at, stream.running = rest
             elif kind == "key":
@@ -371,36 +375,32 @@ class StreamSet:
         # A worker waits for a task's result, and does not know if the task failed elsewhere.
         futures = [needed for record in list(self._under_way.values()) for needed in futures_in(record.needs)]
         future = next((candidate for candidate in futures if candidate.key == key), None)
-        if future is None:
-            return
-        await future._state.wait()
-        if future.status == "error":
-            error = error_of_task(self.client, await future._exception())
-        elif future.cancelled():
-            error = self.live_workers.lost_error(key)
-        else:
-            return
-        with self.lock:
-            if stream.is_open:
-                stream.append("key-failed", key, Failed(Failure.of(error), None))
-        self.flush()
+        error = None if future is None else await self.live_workers.error_of(self.client, future)
+        if error is not None:
+            with self.lock:
+                if stream.is_open:
+                    stream.append("key-failed", key, Failed(Failure.of(error), None))
+            self.flush()
 
     def _record_outcome(self, record: Record, place: int, structure: Any, payload: Any) -> None:
-        outcomes = record.outcomes
-        if outcomes[place] is not None:
-            return
-        is_new = type(payload) is Failed and all(failure.origin != payload.origin for failure in record.failures())
-        record.has_failed |= type(payload) is Failed
-        outcomes[place] = structure, payload
-        record.num_left -= 1
-        if is_new:
-            self.failures.add(record, payload)
-        if not record.num_left:
+        with _recording:
+            outcomes = record.outcomes
+            if outcomes[place] is not None:
+                return
+            is_new = type(payload) is Failed and all(failure.origin != payload.origin for failure in record.failures())
+            record.has_failed |= type(payload) is Failed
+            outcomes[place] = structure, payload
+            record.num_left -= 1
+            if is_new:
+                self.failures.add(record, payload)
+            if record.num_left:
+                return
             record.needs, record.outcomes = None, tuple(outcomes)
             if self._under_way.pop(record.number, None) is not None and record.is_step:
                 self.num_steps -= 1
-            if not self._under_way and (log := self._log()) is not None:
-                log.rest()
+            are_all_over = not self._under_way
+        if are_all_over and (log := self._log()) is not None:
+            log.rest()
 
     def _broken(self, stream: StepStream, why: str) -> None:
         self.has_broken = True
@@ -495,9 +495,10 @@ class StreamSet:
         while self.num_steps >= most:
             self.wait(lambda: self.num_steps <= most // 2 or (bool(self.failures) and not self.lost()))
             self.raise_unobserved()
-        unsent = max([stream.outbox.num_bytes for stream in self._streams.values()], default=0)
+        streams = self._streams.values()
+        unsent = max([stream.outbox.num_bytes for stream in streams], default=0)
         if unsent and unsent > (most_bytes := in_bytes("step-bytes")):
-            self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in self._streams.values()))
+            self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in streams))
 
     @property
     def is_busy(self) -> bool:
@@ -517,7 +518,7 @@ class StreamSet:
         if not results:
             return []
         self.check_open(())
-        requests: dict[tuple[int, int], tuple[int, StepStream, Result]] = {}
+        requests: dict[tuple[int, int], tuple[int, list[Any], StepStream, Result]] = {}
         with self.lock:
             for result in results:
                 # Several values may be parts of one result.
@@ -527,21 +528,18 @@ class StreamSet:
                 if not self.is_there(result.worker, key[0]):
                     raise self._lost_with(result)
                 request, stream = next(self._numbers), self._streams[result.worker]
-                requests[key] = request, stream, result
-                self._requests.add(request)
+                requests[key] = request, self._fetched.setdefault(request, []), stream, result
                 stream.append("fetch", request, *key)
         try:
             # A worker that was lost meanwhile sends no answer.
-            self.wait(
-                lambda: all(request in self._fetched or not stream.is_open for request, stream, _ in requests.values())
-            )
+            self.wait(lambda: all(fetched or not stream.is_open for _, fetched, stream, _ in requests.values()))
         finally:
-            self._requests -= {request for request, _, _ in requests.values()}
-            payloads = {key: self._fetched.pop(request, None) for key, (request, _, _) in requests.items()}
-        for key, payload in payloads.items():
-            if payload is None:
-                raise self._lost_with(requests[key][2])
-        return [payloads[result.call.record.number, result.place] for result in results]
+            for request, *_ in requests.values():
+                del self._fetched[request]
+        for _, fetched, _, result in requests.values():
+            if not fetched:
+                raise self._lost_with(result)
+        return [requests[result.call.record.number, result.place][1][0] for result in results]
 
     def values(self, results: Sequence[Result]) -> list[Any]:
         """Wait for results, fetch and return them; raise the error of the first call that failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from typing import Final
 
@@ -18,9 +19,13 @@ class UnobservedFailures:
 
     A failure is identified by the number of the call that raised it. Calls that use its result fail with it, and while
     the program references a result of one of them, the failure can still be raised there.
+
+    The event loop adds failures, while program threads read and forget them.
     """
 
     def __init__(self) -> None:
+        # Held by each method that changes something.
+        self._lock = threading.RLock()
         # call that raised -> the number of calls that failed with it and whose results can still be read.
         self._num_failed: Counter[int] = Counter()
         self._unobserved: dict[int, Failed] = {}
@@ -35,37 +40,42 @@ class UnobservedFailures:
 
     def forget_lost(self, before: int = 0) -> None:
         """Forget the failures because of lost workers, also later ones of calls before a given one."""
-        self._first_reported = max(before, self._first_reported)
-        for origin, failed in list(self._unobserved.items()):
-            if _is_lost(failed):
-                self._unobserved.pop(origin, None)
+        with self._lock:
+            self._first_reported = max(before, self._first_reported)
+            for origin, failed in list(self._unobserved.items()):
+                if _is_lost(failed):
+                    del self._unobserved[origin]
 
     def add(self, record: Record, failed: Failed) -> None:
         """Record that a call failed."""
         origin = failed.origin
-        if record.reported_with not in (None, origin):
-            self.mark_observed(failed)
-        self._count(failed, 0 if record.is_dropped else 1)
-        if origin in (None, record.number):
-            return
-        # A call has one error: other failed arguments of it are not raised separately.
-        for needed in records_in(record.needs):
-            needed.reported_with = origin
-            for other in needed.failures():
-                if other.origin != origin:
-                    self.mark_observed(other)
+        with self._lock:
+            if record.reported_with not in (None, origin):
+                self.mark_observed(failed)
+            self._count(failed, 0 if record.is_dropped else 1)
+            if origin in (None, record.number):
+                return
+            # A call has one error: other failed arguments of it are not raised separately.
+            for needed in records_in(record.needs):
+                needed.reported_with = origin
+                for other in needed.failures():
+                    if other.origin != origin:
+                        self.mark_observed(other)
 
     def drop(self, record: Record) -> None:
         """Record that the results of a call can no longer be read."""
-        for failed in record.failures():
-            self._count(failed, -1)
+        if record.has_failed:
+            with self._lock:
+                for failed in record.failures():
+                    self._count(failed, -1)
 
     def mark_observed(self, failed: Failed) -> None:
         """Record that a failure was raised, so that it is not raised again."""
         if failed.origin is not None:
-            self._observed.append(failed.origin)
-            self._unobserved.pop(failed.origin, None)
-            self._visible.pop(failed.origin, None)
+            with self._lock:
+                self._observed.append(failed.origin)
+                self._unobserved.pop(failed.origin, None)
+                self._visible.pop(failed.origin, None)
 
     def is_observed(self, failed: Failed) -> bool:
         """Return whether a failure was raised."""
@@ -97,11 +107,10 @@ class UnobservedFailures:
 
     def take_error(self) -> BaseException | None:
         """Forget all failures; return the error of the first in the order of the calls, if there is one."""
-        # Another thread may remove some at the same time.
-        taken = [self._unobserved.pop(origin, None) for origin in sorted(self._unobserved.copy())]
-        failures = [failed for failed in taken if failed is not None]
-        for failed in failures:
-            self.mark_observed(failed)
+        with self._lock:
+            failures = [self._unobserved[origin] for origin in sorted(self._unobserved)]
+            for failed in failures:
+                self.mark_observed(failed)
         if not failures:
             return None
         error = failures[0].failure.error()

@@ -136,10 +136,8 @@ class RepeatedCalls:
 
     def raise_failure(self) -> None:
         """Raise the error of calls that were not made again, unless it was raised where a result was read."""
-        if self._failed is None:
-            return
         failed, self._failed = self._failed, None
-        if not self.streams.failures.is_observed(failed):
+        if failed is not None and not self.streams.failures.is_observed(failed):
             self.streams.failures.mark_observed(failed)
             raise failed.failure.error()
 

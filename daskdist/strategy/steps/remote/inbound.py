@@ -271,10 +271,11 @@ class Inbound:
                 self._loop.call_soon_threadsafe(connection.has_ended.set)
 
     def _remove(self, connection: InboundConnection) -> None:
-        # If this connection was closed elsewhere, another one may have its descriptor.
+        # If this connection was closed elsewhere, another one may have its descriptor. Another thread may be first.
         if self._connections.get(connection.fd) is connection:
-            del self._connections[connection.fd]
-            self._poll.unregister(connection.fd)
+            with contextlib.suppress(KeyError):
+                del self._connections[connection.fd]
+                self._poll.unregister(connection.fd)
 
     def _acknowledge_all(self) -> None:
         for connection in list(self._connections.values()):

@@ -166,21 +166,21 @@ class StepsOnWorker:
         # Other workers learn of the end from the program, and not from this worker.
         self._is_closed = True
         why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"
-        ends: list[CallEnd | None] = [end for _, _, end in list(self._running.values())]
-        ends += [promise.end for promises in self._promises.values() for promise in promises.values()]
-        for end in ends:
+        with self._receiving:
+            # The thread that receives results of other workers adds promises.
+            unfinished = [promise for promises in self._promises.values() for promise in promises.values()]
+            self._promises.clear()
+        with self._lock:
+            awaited = list(self._awaited.values())
+        for end in [*(end for _, _, end in list(self._running.values())), *(promise.end for promise in unfinished)]:
             if end is not None:
                 end.end(why, refuses_saves=True)
         self._mailbox.forget(self._token)
         closed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
-        for promises in self._promises.values():
-            for promise in promises.values():
-                promise.set(closed)
-        for promise in self._awaited.values():
+        for promise in (*unfinished, *awaited):
             promise.set(closed)
         for executor in (*self._executors, self._combiner):
             executor.close()
-        self._promises.clear()
         self._objects.clear()
 
     # --- messages of the program ---
