@@ -10,6 +10,7 @@ from typing import Any, Final
 from distributed import Client, Future, get_worker
 
 from daskdist.core.array_pool import limit_pool
+from daskdist.core.failing.packed_error import raising_packed
 from daskdist.execute.callers.sent_blocks import SentBlock
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.execute.task_times import task_times
@@ -53,6 +54,7 @@ def submit_task(
     )
 
 
+@raising_packed
 def call_sent(pickled: bytes, *results: Any) -> Any:
     """Call a pickled function, and add its time to `task_times`.
 

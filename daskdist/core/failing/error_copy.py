@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TypeVar
+
+from daskdist.core.failing.packed_error import parts_of
 
 _E = TypeVar("_E", bound=BaseException)
 
@@ -14,7 +15,9 @@ def copied_error(error: _E) -> _E:
     An error that is raised in two threads would have the frames of both in its traceback.
     """
     try:
-        error_copy = copy.copy(error)
+        make, arguments, state = parts_of(error)
+        error_copy: _E = make(*arguments)  # type: ignore[assignment]
+        error_copy.__setstate__(state)
     except Exception:
         return error
     if str(error_copy) != str(error):

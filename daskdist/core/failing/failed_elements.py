@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from daskdist.core.block import Batches, Bundle, Rows, read_only
 from daskdist.core.failing.composed import stages_of
 from daskdist.core.failing.error_copy import copied_error
+from daskdist.core.failing.packed_error import pack_error, unpacked_error
 from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import DaskdistError, UserFunctionError
@@ -125,23 +125,11 @@ class FailedElement:
         return of_element(error, self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        error = self.error
-        for state in ((error, error.__traceback__, error.__cause__), (error, None, None)):
-            try:
-                pickled = pickle.dumps(state)
-                pickle.loads(pickled)
-            except Exception:
-                continue
-            return _unpickled, (pickled, self.split, self.place, self.uncounted)
-        # An error that does not pickle is replaced by one with its type and message.
-        pickled = pickle.dumps((DaskdistError(f"{type(error).__name__}: {error}"), None, None))
-        return _unpickled, (pickled, self.split, self.place, self.uncounted)
+        return _unpickled, (pack_error(self.error), self.split, self.place, self.uncounted)
 
 
-def _unpickled(pickled: bytes, split: str, place: Place | None, uncounted: tuple[Uncounted, ...]) -> FailedElement:
-    error, trace, cause = pickle.loads(pickled)
-    error.__cause__ = cause
-    return FailedElement(error.with_traceback(trace), split, place, uncounted)
+def _unpickled(packed: bytes, split: str, place: Place | None, uncounted: tuple[Uncounted, ...]) -> FailedElement:
+    return FailedElement(unpacked_error(packed), split, place, uncounted)  # type: ignore[arg-type]
 
 
 def joint_failure(items: Iterable[Any]) -> FailedElement | None:

@@ -13,6 +13,7 @@ from dask import threaded
 from dask._task_spec import GraphNode, List, Task, TaskRef
 
 from daskdist.core.block import Bundle, Rows
+from daskdist.core.failing.packed_error import raising_packed
 from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
@@ -149,6 +150,7 @@ def _record_elements(
             number += 1
 
 
+@raising_packed
 def _element(rows: Rows, place: int) -> Any:
     return rows.structure.pack(rows.item(place))
 
@@ -197,6 +199,7 @@ class ReadBlocks:
         return [Split(f"block {k}", self.blocks[k], len(self.blocks[k])) for k in self.numbers]
 
 
+@raising_packed
 def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> list[Any]:
     def with_blocks(part: Primitive) -> Primitive:
         if isinstance(part, Arrange):

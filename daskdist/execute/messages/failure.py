@@ -5,13 +5,10 @@ from __future__ import annotations
 import pickle
 import traceback
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
-import cloudpickle
-
-from daskdist.errors import DaskdistError
-from daskdist.execute.messages.pickling import dumps_on_host
+from daskdist.core.failing.packed_error import as_text, pack_error, unpacked_error
+from daskdist.execute.messages.pickling import dumps_on_host, on_host
 
 _ENDS_A_PROCESS: Final = (SystemExit, KeyboardInterrupt)
 
@@ -23,7 +20,7 @@ class Failure:
     Parameters
     ----------
     pickled
-        The error and what it was raised from, each with its traceback.
+        The error, as `pack_error` returns it.
     """
 
     pickled: bytes
@@ -31,27 +28,12 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure of a call that raised an error."""
-        try:
-            if isinstance(error, _ENDS_A_PROCESS):
-                raise TypeError("unpickled and raised on a worker, this error would end its process")
-            pickled = dumps_on_host(_chain_of(error), by_value=True)
-            cloudpickle.loads(pickled)
-        except Exception:
-            # An error that does not pickle is sent as text.
-            text = DaskdistError(f"{type(error).__name__}: {error}")
-            for note in getattr(error, "__notes__", ()):
-                text.add_note(note)
-            text.add_note("".join(traceback.format_exception(error)).rstrip())
-            pickled = cloudpickle.dumps([(text, None)])
-        return cls(pickled)
+        # Unpickled and raised on a worker, some errors would end its process.
+        return cls(pack_error(as_text(error) if isinstance(error, _ENDS_A_PROCESS) else error, on_host))
 
     def error(self) -> BaseException:
         """Return the error, a new object each time."""
-        chain = [error.with_traceback(trace) for error, trace in cloudpickle.loads(self.pickled)]
-        for error, cause in pairwise(chain):
-            error.__cause__ = cause
-        raised: BaseException = chain[0]
-        return raised
+        return unpacked_error(self.pickled)
 
 
 def release_frames(error: BaseException) -> None:
@@ -59,17 +41,12 @@ def release_frames(error: BaseException) -> None:
 
     They may hold resources that others wait for, such as open connections.
     """
-    for cause, _ in _chain_of(error):
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         traceback.clear_frames(cause.__traceback__)
-
-
-def _chain_of(error: BaseException | None) -> list[tuple[BaseException, Any]]:
-    # The errors that a traceback would show, the last one first.
-    chain: list[tuple[BaseException, Any]] = []
-    while error is not None and all(error is not other for other, _ in chain):
-        chain.append((error, error.__traceback__))
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return chain
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def pickle_with_buffers(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:

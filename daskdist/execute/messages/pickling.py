@@ -111,7 +111,7 @@ def dumps_on_host(
 
 class _ByReference(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        return _on_host(obj) or NotImplemented
+        return on_host(obj) or NotImplemented
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
@@ -119,14 +119,15 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     has_arrays = False
 
     def reducer_override(self, obj: Any) -> Any:
-        reduced = _on_host(obj)
+        reduced = on_host(obj)
         if reduced is None:
             return super().reducer_override(obj)
         self.has_arrays = True
         return reduced
 
 
-def _on_host(value: Any) -> tuple[Any, ...] | None:
+def on_host(value: Any) -> tuple[Any, ...] | None:
+    """Return how to pickle a device array, as a NumPy array; None for other values."""
     device = device_of(value)
     if device is None:
         return None

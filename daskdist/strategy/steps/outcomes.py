@@ -109,7 +109,7 @@ def _not_pickled(value: Any, error: Exception) -> Failed:
     text = ArgumentError(
         f"what a replica returned does not pickle, and so cannot leave its worker{describe_unpicklable(value)}: {error}"
     )
-    return Failed(Failure(cloudpickle.dumps([(text, None)])), None)
+    return Failed(Failure.of(text), None)
 
 
 # (address of a structure, which leaves are None) -> structure and pickle; by address, since structures of dicts in
