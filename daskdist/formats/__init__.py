@@ -101,6 +101,15 @@ class OpensFiles(Protocol):
 
 
 @runtime_checkable
+class LearnsFirst(Protocol):
+    """A format that learns from other files too what the elements of the first are."""
+
+    def first(self, paths: Sequence[str]) -> FirstFile:
+        """Return the first readable file."""
+        ...
+
+
+@runtime_checkable
 class ChoosesColumns(Protocol):
     """A format that can read only some columns of its files, for ``select``."""
 

@@ -21,8 +21,9 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.bisection import first_invalid, valid_parts
+from daskdist.formats.table_files import TableFiles, converted
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote
-from daskdist.storage.first_file import FirstFile, differs_from_first
+from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.arrow_text import is_text
 from daskdist.tables.from_arrow import TableReader
@@ -43,7 +44,7 @@ _BUFFER_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True)
-class Parquet:
+class Parquet(TableFiles):
     """The reader, with its options, and the writer.
 
     Parameters
@@ -81,28 +82,25 @@ class Parquet:
     def guess(self, path: str, head: bytes) -> bool:
         return head.startswith(b"PAR1")
 
-    def spec(self, path: str) -> ElementSpec:
-        return self._spec(self._footer(path).schema, path)
+    def schema(self, path: str) -> Any:
+        return self._footer(path).schema
+
+    def selected(self, names: Sequence[str]) -> list[str]:
+        return [*self._tables.read_from(names), *self._filtered_by(names)]
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version = self.storage.version(path)
         footer = self._footer_of(version)
-        spec = first.spec
         if not (_known.first is first and _known.schema.equals(footer.schema)):
-            try:
-                spec = self._spec(footer.schema, path)
-            except ArgumentError as error:
-                raise FileError(f"{path}: {error}; the first file, {first.path}, has it") from None
-            if spec != first.spec:
-                raise differs_from_first(path, spec, first)
+            _known.types = self.types(footer.schema, path, first)
             _known.first, _known.schema = first, footer.schema
-        row_bytes = spec.num_bytes
+        types, row_bytes = _known.types, first.spec.num_bytes
         splits = []
         for group in self._groups(path, footer):
             known = footer.metadata.row_group(group)
             num_bytes = known.total_byte_size if row_bytes is None else known.num_rows * row_bytes
             num_rows = known.num_rows if self.filters is None else None
-            splits.append(Split(f"{path} row group {group}", (version, group), num_rows, num_bytes, file, path))
+            splits.append(Split(f"{path} row group {group}", (version, group, types), num_rows, num_bytes, file, path))
         return splits
 
     def read(self, split: Split) -> Block:
@@ -135,7 +133,7 @@ class Parquet:
             return self._tables.block(table, split.label, split.payload[0].path)
 
     def _table(self, split: Split) -> Any:
-        version, group = split.payload
+        version, group, types = split.payload
         path = version.path
         self.storage.check_unchanged(version, split.label)
         # Not with filters, which compare the values.
@@ -144,7 +142,7 @@ class Parquet:
             needed = {*self._tables.read_from(names), *self._filtered_by(names)}
             columns = None if len(needed) == len(names) else [name for name in names if name in needed]
             # Splits are read in parallel already; threads within one would only contend.
-            table = file.read_row_group(group, columns=columns, use_threads=False)
+            table = converted(file.read_row_group(group, columns=columns, use_threads=False), types)
             if self.filters is not None:
                 table = self._filtered(table, path)
             return _with_plain_text(table, repeated)
@@ -173,7 +171,7 @@ class Parquet:
     def _tables(self) -> TableReader:
         return TableReader(self.columns, self.missing, self.partitions)
 
-    def _spec(self, schema: Any, path: str) -> ElementSpec:
+    def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
         import pyarrow as pa
 
         if self._filtered_by(schema.names):
@@ -406,6 +404,7 @@ class _FooterCache(threading.local):
     # The last schema that was found to have the spec of the first file: most files have it and need no other check.
     first: FirstFile | None = None
     schema: Any = None
+    types: Any = None
 
 
 _known: Final = _FooterCache()

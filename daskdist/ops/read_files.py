@@ -20,7 +20,15 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import FileError
-from daskdist.formats import ChoosesColumns, DirectoryFormat, Format, GroupsFiles, OpensFiles, ReadsValidRows
+from daskdist.formats import (
+    ChoosesColumns,
+    DirectoryFormat,
+    Format,
+    GroupsFiles,
+    LearnsFirst,
+    OpensFiles,
+    ReadsValidRows,
+)
 from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.long_work import shown
 from daskdist.ops.skip import Skip
@@ -153,6 +161,8 @@ class ReadFiles(FileBackedSource):
     def _first(self) -> FirstFile:
         if self.whole is not None:
             return self.whole._first
+        if isinstance(self.format, LearnsFirst):
+            return self.format.first(self.paths)
         path, spec = next(readable_files(self.paths, self.format.spec))
         return FirstFile(path, spec)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
@@ -18,10 +18,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FirstFile:
-    """The first file, whose spec the others must match."""
+    """The first file, whose spec the others must match.
+
+    Parameters
+    ----------
+    path
+        Its path.
+    spec
+        The spec of its elements.
+    schema
+        The Arrow schema, for formats of tables.
+    """
 
     path: str
     spec: ElementSpec
+    schema: Any = None
 
 
 def readable_files(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[str, T]]:

@@ -17,7 +17,7 @@ from daskdist.core.block import Block
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import FileError
 from daskdist.formats.arrow.arrow_messages import (
     CONTINUES,
     FEATHER_1,
@@ -28,8 +28,9 @@ from daskdist.formats.arrow.arrow_messages import (
     index_of,
     opened,
 )
+from daskdist.formats.table_files import TableFiles, converted
 from daskdist.storage.filesystem import Storage, Version
-from daskdist.storage.first_file import FirstFile, differs_from_first
+from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.from_arrow import TableReader
 
@@ -51,6 +52,8 @@ class ArrowSplit:
     ----------
     version
         The file, as it was listed.
+    types
+        Its schema, with the types that columns of nulls have in other files; None if there are none.
     start, stop
         The range of numbers of its record batches.
     rows
@@ -58,13 +61,14 @@ class ArrowSplit:
     """
 
     version: Version
+    types: Any
     start: int
     stop: int
     rows: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
-class Arrow:
+class Arrow(TableFiles):
     """The reader, with its options.
 
     Parameters
@@ -94,18 +98,20 @@ class Arrow:
             return True
         return head.startswith(CONTINUES) and 0 < int.from_bytes(head[4:8], "little") < _LONGEST
 
-    def spec(self, path: str) -> ElementSpec:
-        return self._spec(index_of(self.storage, self.storage.version(path)), path)
+    def schema(self, path: str) -> Any:
+        return index_of(self.storage, self.storage.version(path)).schema
+
+    def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
+        with damage(path):
+            return self._tables.spec(schema, path)
+
+    def selected(self, names: Sequence[str]) -> list[str]:
+        return self._tables.read_from(names)
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version = self.storage.version(path)
         index = index_of(self.storage, version)
-        try:
-            spec = self._spec(index, path)
-        except ArgumentError as error:
-            raise FileError(f"{path}: {error}; the first file, {first.path}, has it") from None
-        if spec != first.spec:
-            raise differs_from_first(path, spec, first)
+        types, spec = self.types(index.schema, path, first), first.spec
         share = len(self._tables.read_from(index.schema.names)) / max(len(index.schema.names), 1)
         # Text and bytes take more than their dtype says.
         row_bytes = None if any(leaf.dtype.kind in "TO" for leaf in spec.leaves) else spec.num_bytes
@@ -117,7 +123,7 @@ class Arrow:
             return int(batch.num_bytes * share * (1 if batch.is_mapped else _RATIO))
 
         return [
-            _split(ArrowSplit(version, *part), index, size_of, file)
+            _split(ArrowSplit(version, types, *part), index, size_of, file)
             for part in _grouped(index, size_of, in_bytes("split-bytes"))
         ]
 
@@ -150,10 +156,6 @@ class Arrow:
     def _tables(self) -> TableReader:
         return TableReader(self.columns, self.missing, self.partitions)
 
-    def _spec(self, index: BatchIndex, path: str) -> ElementSpec:
-        with damage(path):
-            return self._tables.spec(index.schema, path)
-
     def _table(self, batches: Sequence[Any], part: ArrowSplit) -> Any:
         import pyarrow as pa
 
@@ -168,7 +170,7 @@ class Arrow:
         for batch in batches:
             # Invalid offsets, dictionary indices or text would crash the process. Plain numbers are not checked.
             batch.validate(full=True)
-        return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches)
+        return converted(batches[0] if len(batches) == 1 else pa.Table.from_batches(batches), part.types)
 
     @contextmanager
     def _opened(self, split: Split) -> Iterator[_Batches]:

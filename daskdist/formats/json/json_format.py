@@ -26,9 +26,11 @@ from daskdist.formats.json.json_types import (
     check_dtypes,
     common,
     find_invalid,
+    has_nulls,
     kind_of,
     refuse_problem,
     schema_of,
+    typed,
 )
 from daskdist.formats.sampled import SampledFormat
 from daskdist.formats.text import Lines
@@ -41,6 +43,8 @@ _MARK: Final = b"\xef\xbb\xbf"
 _HEAD_BYTES: Final = 2**12
 # The number of bytes to search for a first object if the sample has none.
 _MOST_BYTES: Final = 2**28
+# The number of files to look into for the type of a field.
+_MOST_FILES: Final = 16
 # The largest block of the decoder, in bytes.
 _BLOCK_BYTES: Final = 2**31 - 1
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
@@ -105,13 +109,22 @@ class Json(SampledFormat):
         check_dtypes(self.dtypes)
 
     def learned(self, paths: Sequence[str]) -> Json:
-        """Return this reader with the schema of the first file that has an object."""
-        first = None
-        for path, kind in readable_files(paths, self._kind):
+        """Return this reader with the schema of the first file that has an object.
+
+        Fields of which all sampled values are null have the type that they have in the next files.
+        """
+        user_dtypes = self.dtypes or {}
+        first, whole = None, None
+        for number, (path, kind) in enumerate(readable_files(paths, self._kind)):
             first = first or path
             if kind.fields:
-                return replace(self, schema=self._schema_of(path))
-        return replace(self, schema=self._schema_of(first or paths[0]))
+                whole = kind if whole is None else typed(whole, kind)
+                unknown = [name for name, item in whole.fields if has_nulls(item) and name not in user_dtypes]
+                if number >= _MOST_FILES or not unknown:
+                    break
+        if whole is None:
+            return replace(self, schema=self._schema_of(first or paths[0]))
+        return replace(self, schema=bytes(schema_of(whole, self.dtypes).serialize()))
 
     def spec(self, path: str) -> ElementSpec:
         return self._spec(self._schema_of(path), path)

@@ -7,7 +7,7 @@ if other numbers of the field are not integers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -95,6 +95,25 @@ def common(a: Kind, b: Kind) -> Kind:
             fields[name] = common(fields.get(name, _NULL), kind)
         return Kind("struct", fields=tuple(fields.items()))
     return Kind("problem", reason=f"is {_WORDS[a.name]} in some records, but {_WORDS[b.name]} in others")
+
+
+def has_nulls(kind: Kind) -> bool:
+    """Return whether the type of a field, or of values in it, is not known, as all of its values are null."""
+    return kind == _NULL or any(map(has_nulls, _inner_kinds(kind)))
+
+
+def typed(kind: Kind, other: Kind) -> Kind:
+    """Return a kind with those of another instead of kinds that are not known."""
+    if kind == _NULL:
+        return _NULL if other.name == "problem" else other
+    if kind.inner is not None and other.inner is not None:
+        return replace(kind, inner=typed(kind.inner, other.inner))
+    known = dict(other.fields)
+    return replace(kind, fields=tuple((name, typed(item, known.get(name, item))) for name, item in kind.fields))
+
+
+def _inner_kinds(kind: Kind) -> list[Kind]:
+    return [item for _, item in kind.fields] + ([] if kind.inner is None else [kind.inner])
 
 
 def schema_of(whole: Kind, dtypes: Mapping[str, Any] | None) -> Any:

@@ -1,0 +1,125 @@
+"""Files of tables of one schema, except that columns of nulls alone may have no type.
+
+Writers that take types from values, such as pandas, give a column without values the type of nulls. It gets the type
+that it has in the other files.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
+
+# The number of files to look into for the type of a column.
+_MOST_FILES: Final = 64
+
+
+class TableFiles(ABC):
+    """The part of a format that compares the schemas of files with that of the first."""
+
+    missing: Mapping[str, Any] | None
+
+    @abstractmethod
+    def schema(self, path: str) -> Any:
+        """Return the Arrow schema of a file."""
+
+    @abstractmethod
+    def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
+        """Return the spec of the elements of a file with a schema."""
+
+    @abstractmethod
+    def selected(self, names: Sequence[str]) -> list[str]:
+        """Return the columns to read of those of a file."""
+
+    def spec(self, path: str) -> ElementSpec:
+        return self.first([path]).spec
+
+    def first(self, paths: Sequence[str]) -> FirstFile:
+        """Return the first readable file, with the types that its columns of nulls have in others."""
+        files = readable_files(paths, self.schema)
+        path, schema = next(files)
+        names = set(self.selected(schema.names))
+        for _, other in islice(files, _MOST_FILES):
+            if not any(_has_nulls(column.type) for column in schema if column.name in names):
+                break
+            schema = _typed(schema, other)
+        schema = _typed(schema, _of_replacements(self.missing))
+        return FirstFile(path, self.spec_of_schema(schema, path), schema.remove_metadata())
+
+    def types(self, schema: Any, path: str, first: FirstFile) -> Any:
+        """Return the schema of a file with the types of the first where it has none; None if it has all.
+
+        Raises
+        ------
+        FileError
+            Its elements differ from those of the first.
+        """
+        typed = schema if first.schema is None else _typed(schema, first.schema)
+        try:
+            spec = self.spec_of_schema(typed, path)
+        except ArgumentError as error:
+            raise FileError(f"{path}: {error}; the first file, {first.path}, has it") from None
+        if spec != first.spec:
+            raise differs_from_first(path, spec, first)
+        return None if typed is schema else typed
+
+
+def converted(table: Any, types: Any) -> Any:
+    """Return a table or a record batch with the types of a schema that has its columns; None leaves it as it is."""
+    import pyarrow as pa
+
+    for place, column in enumerate(table.schema):
+        kind = column.type if types is None else types.field(column.name).type
+        if kind != column.type:
+            values = table.column(place)
+            is_null = _typed_as(column.type, kind) == kind and not column.type.num_fields
+            table = table.set_column(place, column.name, pa.nulls(len(values), kind) if is_null else values.cast(kind))
+    return table
+
+
+def _of_replacements(missing: Mapping[str, Any] | None) -> Any:
+    # Return the types of replacements other than numbers, of which the type is float64.
+    import pyarrow as pa
+
+    kinds = {name: value for name, value in (missing or {}).items() if isinstance(value, (str, bytes, Mapping))}
+    return pa.schema([pa.field(name, pa.scalar(value).type) for name, value in kinds.items()])
+
+
+def _has_nulls(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _has_nulls(kind.value_type)
+    return bool(pa.types.is_null(kind)) or any(_has_nulls(kind.field(k).type) for k in range(kind.num_fields))
+
+
+def _typed(schema: Any, other: Any) -> Any:
+    # Return a schema with the types of another instead of those of nulls; the same object if none is replaced.
+    for place, column in enumerate(schema):
+        if _has_nulls(column.type) and (number := other.get_field_index(column.name)) >= 0:
+            kind = _typed_as(column.type, other.field(number).type)
+            schema = schema if kind == column.type else schema.set(place, column.with_type(kind))
+    return schema
+
+
+def _typed_as(kind: Any, other: Any) -> Any:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_null(kind) or (types.is_dictionary(kind) and types.is_null(kind.value_type)):
+        return other
+    if types.is_struct(kind) and types.is_struct(other):
+        known = {other.field(k).name: other.field(k).type for k in range(other.num_fields)}
+        fields = [kind.field(k) for k in range(kind.num_fields)]
+        return pa.struct([item.with_type(_typed_as(item.type, known.get(item.name, item.type))) for item in fields])
+    if not (_has_nulls(kind) and hasattr(kind, "value_field") and hasattr(other, "value_field")):
+        return kind
+    inner = kind.value_field.with_type(_typed_as(kind.value_type, other.value_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(inner, kind.list_size)
+    return pa.large_list(inner) if types.is_large_list(kind) else pa.list_(inner)
