@@ -117,6 +117,7 @@ from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_op
 from daskdist.ops.zip import Zip
 from daskdist.passes.count import counted_by, number_of_batches
 from daskdist.passes.fingerprint import fingerprint, with_new_fingerprints
+from daskdist.passes.keep_nulls import keeping_nulls
 from daskdist.passes.numbering import at_pass, begin_pass, note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.remainders import looks_like_batches
@@ -2153,10 +2154,10 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         Returns
         -------
         Description
-            For each leaf the ``count`` of values, ``nulls`` (NaN and NaT, which the others ignore), ``mean``, ``std``
-            (of a sample, as in pandas), ``min``, ``25%``, ``50%``, ``75%``, ``max`` and ``distinct``. The values of an
-            array are its items. Text, bytes and times have no mean and no quantiles. Without elements, all columns
-            have the count 0.
+            For each leaf the ``count`` of values, ``nulls`` (NaN, NaT and missing values of files, which the others
+            ignore), ``mean``, ``std`` (of a sample, as in pandas), ``min``, ``25%``, ``50%``, ``75%``, ``max`` and
+            ``distinct``. The values of an array are its items, and a missing list has none. Text, bytes and times have
+            no mean and no quantiles. Without elements, all columns have the count 0.
 
         Raises
         ------
@@ -2165,6 +2166,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
         Notes
         -----
+        Missing values of files that have no replacement are counted while no function is between the files and this
+        call; `map` and `filter` raise the error of an iteration.
+
         Quantiles are exact for up to 16,384 values; for more, their rank is off by about 1 in 10,000. The number of
         distinct values is exact up to 4,095, and beyond that an estimate within about 2 %, shown with a ``~``.
 
@@ -2176,7 +2180,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         """
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("describe: the dataset is endless; use take(n) first")
-        statistics = self._statistics(self._current_node(), describe_rows, strategy)
+        statistics = self._statistics(keeping_nulls(self._current_node()), describe_rows, strategy)
         if not statistics.columns and isinstance(spec := self._known_spec(), ElementSpec):
             statistics = statistics.with_other(describe_nothing(spec))
         return Description(statistics.num_elements, statistics.columns)

@@ -11,7 +11,7 @@ from daskdist.errors import ArgumentError
 from daskdist.formats import endings
 from daskdist.formats.csv.csv_format import Csv
 from daskdist.formats.csv.dialect import Dialect
-from daskdist.formats.csv.fields import NULLS
+from daskdist.formats.csv.fields import NULLS, TEXT_NULLS
 from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions
@@ -25,9 +25,10 @@ def read_csv(
     *,
     delimiter: str | None = None,
     header: bool | Sequence[str] = True,
+    new_names: Sequence[str] | None = None,
     dtypes: Mapping[str, Any] | None = None,
     missing: Mapping[str, Any] | None = None,
-    null_values: Sequence[str] = NULLS,
+    null_values: Sequence[str] | None = None,
     quote: str | None = '"',
     newlines_in_values: bool = True,
     comment: str | None = None,
@@ -50,18 +51,22 @@ def read_csv(
     delimiter
         The character between fields; None for a tab in files whose names end in ``.tsv`` or ``.tab``, else a comma.
     header
-        Whether files begin with the names of their columns. Give False to call the columns ``c0``, ``c1`` and so on,
-        or a list of names.
+        Whether files begin with the names of their columns. For files that do not, give False to call the columns
+        ``c0``, ``c1`` and so on, or a list of names.
+    new_names
+        The names of all columns, in place of those with which files begin.
     dtypes
         The types of some columns: a dtype, ``"str"`` or ``"bytes"``. Other types are inferred: int64, bool,
         ``datetime64`` (in days, seconds or nanoseconds), ``timedelta64`` for times of day, float64, else text. A column
         with leading zeros (``01234``), a plus sign (``+15551234567``) or hexadecimal numbers (``0x1F``) is text. Bools
         are words; ``1`` and ``0`` are bools in a column of the given type bool.
     missing
-        The replacement of missing values, by column: ``{"count": -1}``. Without it, they are NaN in floats, NaT in
-        times and an error in integers and bools, while text stays as it is: ``""`` for an empty field.
+        The replacement of missing values, by column: ``{"count": -1, "word": ""}``. Without it, they are NaN in floats,
+        NaT in times and an error in integers, bools and text, as in JSON and Parquet. `Dataset.describe` counts them.
     null_values
-        The texts of missing values.
+        The texts of missing values. By default, that is an empty field, and in columns of numbers, bools and times also
+        ``NA``, ``N/A``, ``#N/A``, ``NaN``, ``nan``, ``n/a``, ``NULL`` and ``null``, which are text in columns of text.
+        In these a quoted value is never missing: ``""`` is empty text.
     quote
         The quote character around fields, which is doubled inside; None to treat quotes as text.
     newlines_in_values
@@ -117,13 +122,29 @@ def read_csv(
     names = tuple(header) if isinstance(header, Sequence) and not isinstance(header, str) else None
     if not isinstance(header, bool) and not (names and all(isinstance(name, str) for name in names)):
         raise ArgumentError(f"header is {header!r:.80}; give True, False, or a list of names")
+    if new_names is not None:
+        if header is not True:
+            raise ArgumentError("read_csv: new_names replaces the names in a header; give header=[...] without one")
+        if isinstance(new_names, str) or not (new_names and all(isinstance(name, str) for name in new_names)):
+            raise ArgumentError(f"new_names is {new_names!r:.80}; give a list of names")
+        names = tuple(new_names)
     if isinstance(null_values, str):
         raise ArgumentError(f"null_values is {null_values!r}; give a list: [{null_values!r}]")
-    if not (isinstance(null_values, Sequence) and all(isinstance(value, str) for value in null_values)):
+    if null_values is not None and not (
+        isinstance(null_values, Sequence) and all(isinstance(value, str) for value in null_values)
+    ):
         raise ArgumentError(f"null_values is {null_values!r:.80}; give a list of text")
     storage = Storage(storage_options)
     dialect = Dialect(
-        delimiter, quote, newlines_in_values, encoding, header is True, names, tuple(null_values), comment=comment
+        delimiter,
+        quote,
+        newlines_in_values,
+        encoding,
+        header is True,
+        names,
+        NULLS if null_values is None else tuple(null_values),
+        TEXT_NULLS if null_values is None else tuple(null_values),
+        comment=comment,
     )
     files = storage.expand(paths, endings(Csv()))
     partitions = Partitions.of(files) if partitioned else Partitions()

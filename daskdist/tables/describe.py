@@ -57,13 +57,20 @@ class ColumnStatistics:
     def of(cls, column: Array) -> ColumnStatistics:
         """Compute the statistics of some values, shape ``(num_values,)``."""
         total = len(column)
+        if column.dtype.kind == "O":
+            # Missing values of files are NaN.
+            values = [value for value in column.tolist() if value == value]
+            if values and not isinstance(values[0], (str, bytes)):
+                column = np.array(values)
+            elif len(values) < total:
+                column = np.fromiter(values, object, len(values))
         if column.dtype.kind in "fcmM":
             column = column[~np.isnan(column) if column.dtype.kind in "fc" else ~np.isnat(column)]
         hashes = _smallest(mixed(hash_words(column), np.uint64(0)))
         least = greatest = None
         if len(column) and column.dtype.kind != "c":
-            values: Any = set(column.tolist()) if column.dtype.kind not in NUMBERS else column
-            least, greatest = (min(values), max(values)) if isinstance(values, set) else (values.min(), values.max())
+            known: Any = set(column.tolist()) if column.dtype.kind not in NUMBERS else column
+            least, greatest = (min(known), max(known)) if isinstance(known, set) else (known.min(), known.max())
         mean = squares = float("nan")
         points = weights = np.zeros(0)
         if column.dtype.kind in "biuf" and len(column):
@@ -225,7 +232,8 @@ def _values(rows: Rows, place: int) -> Array | None:
         return None
     if isinstance(leaves[0], Ragged):
         return np.concatenate([leaf.values.ravel() for leaf in leaves])
-    if all(np.asarray(leaf).dtype.kind in NUMBERS for leaf in leaves):
+    kinds = {np.asarray(leaf).dtype.kind for leaf in leaves}
+    if len(kinds) == 1 and kinds.issubset(NUMBERS):
         return np.concatenate([np.ravel(leaf) for leaf in leaves])
     column = np.empty(len(leaves), object)
     column[:] = [leaf.tolist() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]

@@ -54,7 +54,7 @@ from daskdist.tables.extension_types import (
     tensor_shape,
     tensors_of,
 )
-from daskdist.tables.replacements import Place, fill_times, of_field, scalar_of
+from daskdist.tables.replacements import KEPT, Place, fill_times, of_field, scalar_of
 
 _BYTES: Final = np.dtype(object)
 
@@ -136,6 +136,7 @@ class TableReader:
         if name not in kinds and len(schema.get_all_field_indices(name)) > 1:
             raise FileError(f"{path}: two columns are called {name!r}; leave them out, or rename one")
         missing = (self.missing or {}).get(name)
+        missing = None if missing is KEPT else missing
         if name not in kinds:
             return spec_of(self.partitions.arrow_type(name), Place(path, (name,)), missing)
         column = schema.field(name)
@@ -365,6 +366,8 @@ def leaves_of(array: Any, where: Place, missing: Any = None) -> list[Any]:
             for leaf in leaves_of(parts[k], where.field(kind.field(k).name), of_field(missing, kind, k, where))
         ]
     if types.is_fixed_size_list(kind):
+        if missing is KEPT and array.null_count:
+            return [_ragged(array.cast(pa.list_(kind.value_type)), where, missing)]
         if missing is None:
             _refuse_nulls(array, where)
         splits = np.arange(len(array) + 1) * kind.list_size
@@ -483,6 +486,10 @@ def _flat(array: Any, where: Place, missing: Any) -> np.ndarray[Any, Any]:
 
     kind = array.type
     dtype = _dtype(kind, where, missing)
+    if missing is KEPT:
+        if array.null_count and dtype.kind not in "fmM":
+            return _objects(array, np.nan)
+        missing = None
     if pa.types.is_decimal(kind):
         array = nearest_floats(array)
     is_numpy_time = isinstance(missing, np.datetime64 | np.timedelta64) and dtype.kind in "mM"
@@ -493,9 +500,7 @@ def _flat(array: Any, where: Place, missing: Any) -> np.ndarray[Any, Any]:
     if dtype == TEXT:
         return texts_of(array)
     if dtype == _BYTES:
-        objects = np.empty(len(array), dtype)
-        objects[:] = array.to_pylist()
-        return objects
+        return _objects(array)
     if pa.types.is_null(array.type):
         return np.full(len(array), np.nan)
     if pa.types.is_time(kind):
@@ -510,6 +515,12 @@ def _flat(array: Any, where: Place, missing: Any) -> np.ndarray[Any, Any]:
             )
         values = values.astype(dtype)
     return fill_times(values, missing, where) if is_numpy_time and array.null_count else values
+
+
+def _objects(array: Any, null: Any = None) -> np.ndarray[Any, Any]:
+    objects = np.empty(len(array), object)
+    objects[:] = [null if value is None else value for value in array.to_pylist()]
+    return objects
 
 
 def _filled(array: Any, where: Place, missing: Any, dtype: np.dtype[Any]) -> Any:

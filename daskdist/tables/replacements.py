@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from daskdist.errors import ArgumentError
+
+# Stands for the replacement of nulls that are kept as NaN, in arrays of objects.
+KEPT: Final = object()
+
+
+class NullsKept(dict[str, Any]):
+    """Replacements of nulls by column; those of other columns are kept as NaN, in arrays of objects."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the replacement in a column, or `KEPT`."""
+        return super().get(name, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +72,8 @@ def of_field(missing: Any, kind: Any, number: int, where: Place) -> Any:
     ArgumentError
         The replacement of the structs is not a dict by field.
     """
-    if missing is None:
-        return None
+    if missing is None or missing is KEPT:
+        return missing
     names = [kind.field(k).name for k in range(kind.num_fields)]
     if not isinstance(missing, Mapping) or not set(missing) <= set(names):
         raise ArgumentError(

@@ -100,8 +100,8 @@ class CsvDataset(TensorFlowDataset):
             '"' if use_quote_delim else None,
             has_header=header,
             names=names,
-            null_values=tuple(dict.fromkeys(("", na_value))),
             keeps_blank=len(names) == 1,
+            **_nulls(na_value),
         )
         form = _of_fields(tuple(chosen), dict(zip(chosen, fields, strict=True)), dialect, compression_type)
         paths = expand_filenames(filenames, form)
@@ -189,7 +189,7 @@ def make_csv_dataset(
         '"' if use_quote_delim else None,
         has_header=header,
         names=None if column_names is None else tuple(column_names),
-        null_values=tuple(dict.fromkeys(("", na_value))),
+        **_nulls(na_value),
     )
     paths = storage.expand(file_pattern, endings(Csv()))
     every = Csv(dialect=dialect, sample_bytes=_SAMPLE_BYTES, compression=compression_of(compression_type)).learned(
@@ -233,6 +233,12 @@ def make_csv_dataset(
     return (
         ds if prefetch_buffer_size == 0 else ds.prefetch(-1 if prefetch_buffer_size is None else prefetch_buffer_size)
     )
+
+
+def _nulls(na_value: str) -> dict[str, Any]:
+    # An empty field of text is missing even if it is quoted.
+    values = tuple(dict.fromkeys(("", na_value)))
+    return {"null_values": values, "text_null_values": values, "quoted_nulls": True}
 
 
 # The type of a column, and the value of an empty field; None if that is an error.

@@ -63,7 +63,8 @@ class TestCsv(FormatLaws):
     words = ("a", "two\nlines", 'a "quote"', "", "ü", 'stray"', "x,y", "\r\n", "z" * 30)
 
     def make_format(self):
-        return Csv(dialect=self.dialect, schema=self.schema)
+        # Python's writer does not quote empty text.
+        return Csv(dialect=self.dialect, schema=self.schema, missing={"word": ""})
 
     def write(self, directory):
         written = {}
@@ -156,7 +157,7 @@ def test_files_are_read_as_python_reads_them_whatever_the_splits(tmp_path):
         path = write(tmp_path, made.getvalue())
         for split_bytes in (1, 13, 200, 10_000):
             with dask.config.set({"daskdist.split-bytes": split_bytes}):
-                ds = read_csv(path, dtypes={"a": "str", "b": "str"})
+                ds = read_csv(path, dtypes={"a": "str", "b": "str"}, missing={"b": ""})
                 assert rows_of(ds) == [tuple(row) for row in rows]
 
 
@@ -295,11 +296,12 @@ def test_weather():
         (["1", "NA"], "float64", [1, np.nan]),
         (["1.5", "1e400", "-inf", "nan"], "float64", [1.5, np.inf, -np.inf, np.nan]),
         (["true", "False"], "bool", [True, False]),
-        (["true", ""], TEXT, ["true", ""]),
+        (["true", '""'], TEXT, ["true", ""]),
         (["true", "1"], TEXT, ["true", "1"]),
         (["0", "False"], TEXT, ["0", "False"]),
         (["", "NA"], "float64", [np.nan, np.nan]),
-        (["x", "", "NA"], TEXT, ["x", "", "NA"]),
+        (["x", '""', "NA"], TEXT, ["x", "", "NA"]),
+        (['""', '""'], TEXT, ["", ""]),
         (["2024-02-29", ""], "datetime64[D]", ["2024-02-29", "NaT"]),
         (["2024-02-29 12:30:00"], "datetime64[s]", ["2024-02-29T12:30:00"]),
         (["2024-02-29T12:30:00.25"], "datetime64[ns]", ["2024-02-29T12:30:00.25"]),
@@ -311,7 +313,7 @@ def test_weather():
         # As numbers, these would not keep their notation.
         (["5", "01234"], TEXT, ["5", "01234"]),
         (["+15551234567", "5"], TEXT, ["+15551234567", "5"]),
-        (["0x1F", "2", ""], TEXT, ["0x1F", "2", ""]),
+        (["0x1F", "2", '""'], TEXT, ["0x1F", "2", ""]),
         (["0X1f"], TEXT, ["0X1f"]),
         (["1.5", "-007.5"], TEXT, ["1.5", "-007.5"]),
         (["+0.5", "NA"], TEXT, ["+0.5", "NA"]),
@@ -319,9 +321,9 @@ def test_weather():
         ([" 01", "1"], TEXT, [" 01", "1"]),
         # As floats, two of these would be equal.
         (["18446744073709551615", "18446744073709551614"], "uint64", [2**64 - 1, 2**64 - 2]),
-        (["9223372036854775808", ""], TEXT, ["9223372036854775808", ""]),
+        (["9223372036854775808", '""'], TEXT, ["9223372036854775808", ""]),
         (["18446744073709551616", "-1"], TEXT, ["18446744073709551616", "-1"]),
-        (["9007199254740993", ""], TEXT, ["9007199254740993", ""]),
+        (["9007199254740993", '""'], TEXT, ["9007199254740993", ""]),
         (["1.5", "-9007199254740993"], TEXT, ["1.5", "-9007199254740993"]),
         # These are kept.
         (["9007199254740992", ""], "float64", [2.0**53, np.nan]),
@@ -344,12 +346,12 @@ def test_types_are_inferred(tmp_path, values, dtype, expected):
         (np.uint64, ["18446744073709551615"], np.array([2**64 - 1], np.uint64)),
         (np.float32, ["1", ""], np.float32([1, np.nan])),
         (bool, ["1", "0", "true"], np.array([True, False, True])),
-        ("str", ["007", ""], np.array(["007", ""], TEXT)),
+        ("str", ["007", '""'], np.array(["007", ""], TEXT)),
         ("int64", ["007", "0x1F"], np.int64([7, 31])),
         ("float64", ["007", "+1.5"], np.float64([7, 1.5])),
         (str, ["1"], np.array(["1"], TEXT)),
         (TEXT, ["1"], np.array(["1"], TEXT)),
-        ("bytes", ["7", ""], np.array([b"7", b""], object)),
+        ("bytes", ["7", '""'], np.array([b"7", b""], object)),
         ("datetime64[ms]", ["2024-02-29", ""], np.array(["2024-02-29", "NaT"], "datetime64[ms]")),
         ("datetime64[s]", ["2024-02-29T00:00:00Z"], np.array(["2024-02-29"], "datetime64[s]")),
         ("timedelta64[us]", ["00:00:01.5"], np.array([1_500_000], "timedelta64[us]")),
@@ -393,6 +395,81 @@ def test_replacements_of_missing_values(tmp_path):
     assert str([x.item() for x in ds]) == "[1.0, nan, nan]"
 
 
+def test_missing_text_is_an_error_and_quoted_empty_text_is_not(tmp_path):
+    path = write(tmp_path, 'n,s\n1,web\n"",""\n3,"NA"\n4,NA\n')
+    assert rows_of(read_csv(path))[2:] == [(3, "NA"), (4, "NA")]
+    assert [str(x) for x in read_csv(path, "s")] == ["web", "", "NA", "NA"]
+    assert [str(x) for x in read_csv(path, "s", null_values=["NA"], missing={"s": "?"})] == ["web", "", "NA", "?"]
+    path = write(tmp_path, 'n,s\n1,web\n2,\n3,""\n')
+    for options in ({}, {"dtypes": {"s": "bytes"}}):
+        empty = b"" if options else ""
+        with pytest.raises(
+            errors.FileError, match=rf"row 1, at byte 10, column 's': .*give missing=\{{'s': {empty!r}\}}"
+        ):
+            list(read_csv(path, **options))
+        assert [row["s"] for row in read_csv(path, missing={"s": empty}, **options)][1:] == [empty, empty]
+        skipped = read_csv(path, **options).with_options(Options(on_error="skip"))
+        assert [int(row["n"]) for row in skipped] == [1, 3]
+    # Columns that are not read may have any values, and without quotes there is no empty text.
+    assert [int(n) for n in read_csv(path, "n")] == [1, 2, 3]
+    assert [str(s) for s in read_csv(path, "s", quote=None, missing={"s": "?"})] == ["web", "?", '""']
+
+
+def test_missing_text_far_into_a_file(tmp_path):
+    path = write(tmp_path, "n,s\n" + "".join(f"{k},{'' if k == 900 else k}x\n" for k in range(900)) + '900,\n901,""\n')
+    with dask.config.set({"daskdist.split-bytes": 100}):
+        assert [str(row["s"]) for row in read_csv(path, missing={"s": "?"}).skip(899)] == ["899x", "?", ""]
+        with pytest.raises(errors.FileError, match=r"column 's': its value is missing, which str cannot represent"):
+            list(read_csv(path))
+
+
+@pytest.mark.parametrize("end", [".csv", ".csv.gz"])
+def test_long_fields_and_names(tmp_path, end):
+    long = {"plain": "word " * 40_000, "quoted": 'a "b", c\n' * 20_000, "long": "ü" * 150_000}
+
+    def check(content, expected, **options):
+        path = tmp_path / f"a{end}"
+        path.write_bytes(gzip.compress(content.encode()) if end.endswith("gz") else content.encode())
+        assert rows_of(read_csv(path, **options)) == expected
+        return read_csv(path, **options).element_spec
+
+    for text in long.values():
+        quoted = '"' + text.replace('"', '""') + '"'
+        check(f"id,text\n1,{quoted}\n2,y\n", [(1, text), (2, "y")])
+        check(f"1,{quoted}\n2,y\n", [(1, text), (2, "y")], header=False)
+        assert list(check(f"{quoted},b\n1,2\n", [(1, 2)])) == [text, "b"]
+    check(f"id\ttext\n1\t{long['plain']}\n", [(1, long["plain"])], delimiter="\t", quote=None)
+
+
+def test_rows_of_another_width_than_the_header(tmp_path):
+    trailing = write(tmp_path, "a,b\n1,2,\n3,4,\n")
+    with pytest.raises(errors.FileError, match=r"no row has the 2 fields of its header: the first, '1,2,', has 3; if"):
+        read_csv(trailing)
+    assert [int(row["a"]) for row in read_csv(trailing, new_names=["a", "b", "c2"])] == [1, 3]
+    title = write(tmp_path, "My report\na,b\n1,2\n")
+    with pytest.raises(errors.FileError, match=r"new_names=\['My report', 'c1'\].* skip it by comment='My report'"):
+        read_csv(title)
+    assert rows_of(read_csv(title, comment="My report")) == [(1, 2)]
+    semicolons = write(tmp_path, "a;b\n1,5;2\n")
+    with pytest.raises(errors.FileError, match=r"no row has the 1 fields .*or give the right delimiter"):
+        read_csv(semicolons)
+    assert rows_of(read_csv(semicolons, delimiter=";")) == [("1,5", 2)]
+    wide = write(tmp_path, "a\n" + "1," * 30 + "\n")
+    with pytest.raises(errors.FileError, match=r"new_names=\['a', 'c1', \.\.\.\]"):
+        read_csv(wide)
+
+
+def test_types_are_those_of_the_first_rows_of_the_right_width(tmp_path):
+    later = write(tmp_path, "a,b\n" + "1,2,3\n" * 10 + "7,8\n" * 10)
+    ds = read_csv(later, sample_bytes=20)
+    with pytest.raises(errors.FileError, match=r"its row 0, at byte 4, has 3 fields, not 2"):
+        list(ds)
+    assert rows_of(ds.with_options(Options(on_error="skip"))) == [(7, 8)] * 10
+    names = write(tmp_path, "1,2,3\n4,5\n6,7\n")
+    skipped = read_csv(names, header=["a", "b"]).with_options(Options(on_error="skip"))
+    assert rows_of(skipped) == [(4, 5), (6, 7)]
+
+
 def test_headers(tmp_path):
     path = write(tmp_path, "1,x\n2,y\n")
     assert list(read_csv(path, header=False).element_spec) == ["c0", "c1"]
@@ -409,12 +486,19 @@ def test_headers(tmp_path):
 
 def test_names_that_are_wrong(tmp_path):
     path = write(tmp_path, "a,a\n1,2\n")
-    with pytest.raises(errors.FileError, match=r"a\.csv: two columns are called 'a'.*with header="):
+    with pytest.raises(errors.FileError, match=r"a\.csv: two columns are called 'a'.*: new_names=\['a', 'a_2'\]"):
         read_csv(path)
+    assert list(read_csv(path, new_names=["a", "a_2"])) == [{"a": 1, "a_2": 2}]
     with pytest.raises(errors.ArgumentError, match=r"header: two columns are called 'b'"):
         read_csv(path, header=["b", "b"])
-    with pytest.raises(errors.FileError, match=r"has 2 fields, but there are 3 names.*give a name for each"):
+    with pytest.raises(
+        errors.FileError, match=r"no row has the 3 fields of its names: the first, 'a,a', has 2; give 2 names"
+    ):
         read_csv(path, header=["a", "b", "c"])
+    with pytest.raises(errors.ArgumentError, match=r"new_names replaces the names in a header; give header="):
+        read_csv(path, header=False, new_names=["a", "b"])
+    with pytest.raises(errors.ArgumentError, match=r"new_names is 'ab'; give a list of names"):
+        read_csv(path, new_names="ab")
     with pytest.raises(errors.ArgumentError, match=r"header is \[\]; give True, False, or a list of names"):
         read_csv(path, header=[])
     path = write(tmp_path, "a,b\n1,2\n", "b.csv")
@@ -453,7 +537,7 @@ def test_encodings(tmp_path):
     with dask.config.set({"daskdist.split-bytes": 5}):
         assert rows_of(read_csv(path, encoding="latin-1")) == [("ä", 1), ("ö", 2)]
     path = write(tmp_path, "a,b\nä,1\nö,2\n".encode("latin-1"), "b.csv")
-    with pytest.raises(errors.FileError, match=r"column 'a' is not utf-8; give its encoding, or dtypes="):
+    with pytest.raises(errors.FileError, match=r"column 'a' is not utf-8, in row 0; give its encoding, or dtypes="):
         read_csv(path)
     assert rows_of(read_csv(path, dtypes={"a": "bytes"}))[0] == (b"\xe4", 1)
     assert [int(x) for x in read_csv(path, "b")] == [1, 2]
@@ -493,7 +577,6 @@ def test_a_row_alone_needs_no_newline(tmp_path, end):
         ({"encoding": "undefined"}, "encoding is 'undefined', which Python does not know"),
         ({"encoding": "punycode"}, "encoding is 'punycode', in which a newline"),
         ({"delimiter": 5}, "delimiter is 5; give one ASCII character"),
-        ({"null_values": None}, "null_values is None; give a list of text"),
         ({"null_values": [5]}, r"null_values is \[5\]; give a list of text"),
         ({"missing": 5}, "missing is 5; give a dict by column"),
         ({"columns": [["a", "b"]]}, r"columns: \['a', 'b'\] is not a name"),

@@ -79,7 +79,7 @@ def test_csv_dataset_types_and_files(tmp_path):
         ("1,2\n3\n", [1, 2], {}, "its row 1.*has 1 fields, not 2"),
         ("1.5\n", [1], {}, "'1.5' is not int32"),
         ("99999999999\n", [1], {}, "'99999999999' is not int32"),
-        ("1,2,3\n", [1, 2], {}, "has 3 fields, but there are 2 names"),
+        ("1,2,3\n", [1, 2], {}, "no row has the 2 fields of its names: the first, .1,2,3., has 3"),
         ("1,2\n", [1], {"select_cols": [5]}, "no column 'c5'; there are 'c0', 'c1'"),
         ("1,2\n", [1, 2], {"select_cols": [1, 0]}, "select_cols is .1, 0.; give increasing numbers"),
         ("1,2\n", [1], {"select_cols": [0, 1]}, "select_cols has 2 columns, but record_defaults 1"),

@@ -103,15 +103,15 @@ class Csv(SampledFormat):
         FileError
             No file has valid rows, or none has a header.
         """
-        sampled_columns = None
-        for _, seen in readable_files(paths, self._sampled):
+        path, sampled_columns = paths[0], None
+        for place, seen in readable_files(paths, self._sampled):
             if seen is not None and seen.has_rows:
-                sampled_columns = seen
+                path, sampled_columns = place, seen
                 break
             sampled_columns = sampled_columns or seen
         if sampled_columns is None:
             raise FileError(f"{paths[0]}: empty, so its columns are unknown; give header=[...] and dtypes={{...}}")
-        return replace(self, schema=self._schema(sampled_columns))
+        return replace(self, schema=self._schema(sampled_columns, path))
 
     def spec(self, path: str) -> ElementSpec:
         self.storage.version(path)
@@ -188,13 +188,13 @@ class Csv(SampledFormat):
         sampled_columns = self._sampled(path)
         if sampled_columns is None:
             raise FileError(f"{path}: empty, so its columns are unknown; give header=[...] and dtypes={{...}}")
-        return self._schema(sampled_columns)
+        return self._schema(sampled_columns, path)
 
     def _sampled(self, path: str) -> Sampled | None:
         dialect = self.dialect.of(path)
         return sampled(self._ranges(path), dialect, self.storage.version(path), self.sample_bytes)
 
-    def _schema(self, sampled_columns: Sampled) -> Schema:
+    def _schema(self, sampled_columns: Sampled, path: str) -> Schema:
         names = sampled_columns.names
         for name in self.dtypes or {}:
             if name not in names:
@@ -206,18 +206,20 @@ class Csv(SampledFormat):
             else:
                 # With a replacement for missing values, a column of integers need not become float.
                 kinds.append(full if name in (self.missing or ()) else kind)
+        selected = self.tables.read_from(names)
+        for name, kind in zip(names, kinds, strict=True):
+            if kind == "bytes" and name in selected and name not in (self.dtypes or ()):
+                row = sampled_columns.undecodable.get(name)
+                where = "" if row is None else f", in row {row}"
+                raise FileError(
+                    f"{path}: column {name!r} is not {self.dialect.encoding}{where}; give its encoding, or "
+                    f'dtypes={{{name!r}: "bytes"}}'
+                )
         return Schema(names, tuple(kinds))
 
     def _spec(self, schema: Schema, path: str) -> ElementSpec:
         import pyarrow as pa
 
-        selected = self.tables.read_from(schema.names)
-        for name, kind in zip(schema.names, schema.kinds, strict=True):
-            if kind == "bytes" and name in selected and name not in (self.dtypes or ()):
-                raise FileError(
-                    f"{path}: column {name!r} is not {self.dialect.encoding}; give its encoding, or "
-                    f'dtypes={{{name!r}: "bytes"}}'
-                )
         types = pa.schema([(name, arrow_type(kind)) for name, kind in zip(schema.names, schema.kinds, strict=True)])
         return self.tables.spec(types, path)
 
@@ -231,12 +233,11 @@ class Csv(SampledFormat):
             kinds[selected[0]] = "bytes"
         has_null = {kind: kind.startswith(("float", "datetime", "timedelta")) for kind in set(kinds.values())}
         lacks_null = [name for name in selected if not has_null[kinds[name]]]
-        required = selected if self.is_strict else [name for name in lacks_null if kinds[name] not in ("str", "bytes")]
+        required = selected if self.is_strict else lacks_null
         return Fields(
             part.names,
             tuple((name, kinds[name]) for name in selected),
-            required=frozenset(name for name in required if name not in replacements),
-            optional=frozenset(name for name in selected if name in replacements and kinds[name] in ("str", "bytes")),
+            required=frozenset(name for name in required if replacements.get(name) is None),
             inferred=frozenset(
                 name for name in selected if kinds[name] in _INFERRED and name not in (self.dtypes or ())
             ),

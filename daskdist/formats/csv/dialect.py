@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import count
 from typing import Any, Final
 
+from daskdist.config import in_bytes
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.csv.fields import NULLS, Fields, fields_in
+from daskdist.formats.csv.fields import NULLS, TEXT_NULLS, Fields, fields_in
 from daskdist.formats.csv.quotes import BYTE_ORDER_MARK, Quotes
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges
 from daskdist.storage.compression import has_suffix
@@ -18,9 +20,8 @@ from daskdist.storage.filesystem import Version, failures
 
 TABS: Final = (".tsv", ".tab")
 
-# The number of bytes to search for a header, at first and at most.
+# The number of bytes to search for a header at first.
 _HEAD_BYTES: Final = 2**12
-_MOST_BYTES: Final = 2**26
 _LINE_END: Final = re.compile(rb"[\r\n]")
 
 
@@ -43,8 +44,8 @@ class Dialect:
     names
         The names of columns, which override a header; ``()`` for ``c0``, ``c1`` and so on; None for those of the
         header, or without one like ``()``.
-    null_values
-        The texts of missing values.
+    null_values, text_null_values, quoted_nulls
+        The texts of missing values: see `Fields`.
     keeps_blank
         Whether a blank line is a row with one empty field rather than skipped.
     comment
@@ -58,6 +59,8 @@ class Dialect:
     has_header: bool = True
     names: tuple[str, ...] | None = None
     null_values: tuple[str, ...] = NULLS
+    text_null_values: tuple[str, ...] = TEXT_NULLS
+    quoted_nulls: bool = False
     keeps_blank: bool = False
     comment: str | None = None
 
@@ -108,6 +111,8 @@ class Dialect:
             "delimiter": self.delimiter or ",",
             "quote": self.quote or "",
             "null_values": self.null_values,
+            "text_null_values": self.text_null_values,
+            "quoted_nulls": self.quoted_nulls,
             "keeps_blank": self.keeps_blank,
         }
 
@@ -172,11 +177,14 @@ class Sampled:
         The type of each column, and its type if missing values are replaced.
     has_rows
         Whether there are rows from which types were inferred.
+    undecodable
+        The number of the first row whose value is not text in the encoding, by column.
     """
 
     names: tuple[str, ...]
     kinds: tuple[tuple[str, str], ...]
     has_rows: bool
+    undecodable: Mapping[str, int] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=64)
@@ -197,26 +205,71 @@ def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes
         names, begin = header
     else:
         begin = first_row_begins(path, ranges, dialect)
-    data = dialect.in_utf8(_rows_from(path, ranges, framing, begin, sample_bytes))
-    first = _first_row(data, framing, is_end=True)
-    if first is None:
-        return Sampled(names, (_TEXT,) * len(names), False) if names else None
-    if dialect.has_header and dialect.names is None and dialect.comment is None:
-        _refuse_comment(path, names[0], len(names), data, dialect)
-    with failures(path, "its first row cannot be read"):
+    while True:
+        sample, is_all = _rows_from(path, ranges, framing, begin, sample_bytes)
+        data = dialect.in_utf8(sample)
+        first = _first_row(data, framing, is_end=True)
+        if first is None:
+            return Sampled(names, (_TEXT,) * len(names), False) if names else None
+        if dialect.has_header and dialect.names is None and dialect.comment is None:
+            _refuse_comment(path, names[0], len(names), data, dialect)
         num_fields = _num_fields(first[0], dialect)
-    names = names or _numbered(num_fields)
-    if dialect.names and num_fields != len(names):
-        raise FileError(
-            f"{path}: its first row, {first[0]!r:.80}, has {num_fields} fields, but there are {len(names)} names; "
-            "give a name for each, or the right delimiter"
-        )
-    with failures(path):
+        names = names or _numbered(num_fields)
         fields = Fields(names, (), **dialect.of_fields)
-        return Sampled(names, fields.infer(without_unequal(data, fields, dialect)[0]), True)
+        with failures(path):
+            rows, _ = without_unequal(data, fields, dialect)
+        if rows.strip(BYTE_ORDER_MARK):
+            break
+        if is_all or sample_bytes >= in_bytes("max-record-bytes"):
+            raise _no_row_fits(path, names, first[0], num_fields, dialect)
+        sample_bytes *= 16
+    with failures(path):
+        kinds = fields.infer(rows)
+        binary = tuple((name, "str") for name, (kind, _) in zip(names, kinds, strict=True) if kind == "bytes")
+        undecodable: dict[str, int] = {}
+        if binary and rows == data:
+            for invalid in replace(fields, kinds=binary).without_invalid(data)[1]:
+                undecodable.setdefault(invalid.column, invalid.row)
+        return Sampled(names, kinds, True, undecodable)
 
 
 _TEXT: Final = ("str", "str")
+
+
+def _no_row_fits(path: str, names: Sequence[str], row: bytes, num_fields: int, dialect: Dialect) -> FileError:
+    # Return the error for a file whose rows all have another number of fields than there are names.
+    text = row.decode("utf-8", "replace")
+    if dialect.names is not None:
+        advice = f"give {num_fields} names, or the right delimiter"
+    else:
+        every = [*names, *_numbered(num_fields)[len(names) :]][:num_fields]
+        advice = (
+            f"if rows are right, give new_names={_shown(every)}; if the line with {names[0]!r:.40} is no header, skip "
+            f"it by comment={names[0][:40]!r}; or give the right delimiter"
+        )
+    return FileError(
+        f"{path}: no row has the {len(names)} fields of its {'names' if dialect.names else 'header'}: the first, "
+        f"{text.rstrip()!r:.80}, has {num_fields}; {advice}"
+    )
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    # Return the names with a number after each that occurred before.
+    different: list[str] = []
+    for name in names:
+        others = (f"{name}_{number}" for number in count(2))
+        different.append(
+            name if name not in different else next(other for other in others if other not in {*names, *different})
+        )
+    return different
+
+
+def _shown(names: Sequence[str]) -> str:
+    return repr(list(names)) if len(names) <= _MOST_SHOWN else f"{list(names[:2])!r}"[:-1] + ", ...]"
+
+
+# The most columns whose names an error lists.
+_MOST_SHOWN: Final = 20
 
 
 def _num_fields(row: bytes, dialect: Dialect) -> int:
@@ -247,13 +300,21 @@ def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[st
                 names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
             twice = _twice(names)
             if twice is not None:
-                raise FileError(f"{path}: two columns are called {twice!r}; fix it, or name them with header=[...]")
+                raise FileError(
+                    f"{path}: two columns are called {twice!r}; fix it, or name all columns anew: new_names="
+                    f"{_shown(_different(names))}"
+                )
             return names, first[1]
         if is_all:
             return None
-        if num_bytes >= _MOST_BYTES:
-            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text with this delimiter?")
-        num_bytes *= 16
+        num_bytes = _more(path, num_bytes)
+
+
+def _more(path: str, num_bytes: int) -> int:
+    # Return how much of a file to read if no row ends in so many bytes.
+    if num_bytes >= in_bytes("max-record-bytes"):
+        raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text with this delimiter?")
+    return num_bytes * 16
 
 
 def first_row_begins(path: str, ranges: ByteRanges, dialect: Dialect) -> int:
@@ -266,9 +327,7 @@ def first_row_begins(path: str, ranges: ByteRanges, dialect: Dialect) -> int:
             return first[1] - len(first[0])
         if is_all:
             return len(data)
-        if num_bytes >= _MOST_BYTES:
-            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text with this delimiter?")
-        num_bytes *= 16
+        num_bytes = _more(path, num_bytes)
     return 0
 
 
@@ -281,8 +340,7 @@ def _refuse_comment(path: str, first_name: str, num_names: int, data: bytes, dia
         row = data[begin:end]
         if row.startswith(mark.encode()):
             continue
-        with failures(path, "its first row cannot be read"):
-            num_fields = _num_fields(row, dialect)
+        num_fields = _num_fields(row, dialect)
         if num_fields != num_names:
             raise FileError(
                 f"{path}: its first line begins with {first_name!r:.60}, which looks like a comment rather than the "
@@ -296,18 +354,18 @@ _COMMENTS: Final = ("#", "//", "%", ";")
 _MOST_COMMENTS: Final = 1000
 
 
-def _rows_from(path: str, ranges: ByteRanges, framing: Quotes, begin: int, sample_bytes: int) -> bytes:
-    # Return some complete rows, from the beginning of the first.
+def _rows_from(path: str, ranges: ByteRanges, framing: Quotes, begin: int, sample_bytes: int) -> tuple[bytes, bool]:
+    # Return some complete rows, from the beginning of the first, and whether they are all.
     while True:
         data, is_all = ranges.head(path, begin + sample_bytes)
         data = marked_again(data[begin:], begin)
         begins, _ = framing.rows(data)
-        if is_all or len(begins) > 1 or begin + sample_bytes >= _MOST_BYTES:
+        if is_all or len(begins) > 1:
             break
-        sample_bytes *= 16
+        sample_bytes = _more(path, sample_bytes)
     # The last row may be incomplete; if it is damaged, reading it will raise.
     is_whole = is_all and len(framing.quote_positions(data)) % 2 == 0
-    return data if is_whole or not len(begins) else data[: begins[-1]]
+    return (data if is_whole or not len(begins) else data[: begins[-1]]), is_all
 
 
 def _first_row(

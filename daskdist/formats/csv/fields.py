@@ -29,6 +29,8 @@ from daskdist.formats.csv.number_text import (
 from daskdist.formats.csv.quotes import BYTE_ORDER_MARK
 
 NULLS: Final = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
+# In columns of text, the words above are text.
+TEXT_NULLS: Final = ("",)
 
 _NUMBERS: Final = (
     "int8",
@@ -49,6 +51,7 @@ _TIMES: Final = {
     **{f"timedelta64[{unit}]": f"time32[{unit}]" for unit in ("s", "ms")},
     **{f"timedelta64[{unit}]": f"time64[{unit}]" for unit in ("us", "ns")},
 }
+_TEXTS: Final = ("str", "bytes")
 _TRUE: Final = ("true", "True", "TRUE")
 _FALSE: Final = ("false", "False", "FALSE")
 _ZONED: Final = " UTC"
@@ -91,12 +94,12 @@ class Fields:
         The names and types of the columns to read.
     delimiter, quote
         The character between fields, and the quote character; an empty quote for none.
-    null_values
-        The texts of missing values.
+    null_values, text_null_values
+        The texts of missing values, in columns of text and bytes and in the others.
+    quoted_nulls
+        Whether they may be quoted in columns of text too; if not, a quoted one is text.
     required
         The columns in which a missing value is an error.
-    optional
-        The columns of text in which a missing value is a null; in other columns of text it is text.
     keeps_blank
         Whether a blank line is a row with one empty field rather than skipped.
     inferred
@@ -109,8 +112,9 @@ class Fields:
     delimiter: str = ","
     quote: str = '"'
     null_values: tuple[str, ...] = NULLS
+    text_null_values: tuple[str, ...] = TEXT_NULLS
+    quoted_nulls: bool = False
     required: frozenset[str] = frozenset()
-    optional: frozenset[str] = frozenset()
     keeps_blank: bool = False
     inferred: frozenset[str] = frozenset()
 
@@ -125,8 +129,10 @@ class Fields:
         import pyarrow as pa
 
         table = self._parsed(data, dict(self.kinds))
+        for name, is_missing in self._missing_texts(data, table).items():
+            table = table.set_column(table.schema.get_field_index(name), name, _nulled(table.column(name), is_missing))
         for name in self.required:
-            if self._missing(table.column(name)).any():
+            if table.column(name).null_count:
                 raise pa.ArrowInvalid(f"a value is missing in {name!r}")
         for name, is_text in self._number_texts(data, self._inferred_numbers).items():
             if is_text.any():
@@ -134,7 +140,7 @@ class Fields:
         for name, is_text in self._rounded(data, table, self._inferred_floats).items():
             if is_text.any():
                 raise pa.ArrowInvalid(f"an integer in {name!r} has no float")
-        return self._with_nulls(table)
+        return table
 
     def unequal(self, data: bytes) -> dict[int, int]:
         """Return the numbers of the rows with too many or too few fields, each with its number of fields."""
@@ -147,7 +153,7 @@ class Fields:
         # ASCII bytes are enough to count fields, and pyarrow must be able to decode the rows that it reports.
         masked = data.removeprefix(BYTE_ORDER_MARK).translate(_MASKED)
         if masked:
-            self._read(masked, note, include_columns=[self.names[0]])
+            self._read(masked, on_invalid=note, include_columns=[self.names[0]])
         return counts
 
     def without_invalid(self, data: bytes) -> tuple[Any, list[InvalidValue]]:
@@ -155,6 +161,7 @@ class Fields:
         import pyarrow as pa
 
         texts = self._parsed(data, dict.fromkeys(dict(self.kinds), "bytes"))
+        missing_texts = self._missing_texts(data, texts)
         invalid_values: dict[int, InvalidValue] = {}
         columns: list[Any] = []
         for name, kind in self.kinds:
@@ -166,7 +173,8 @@ class Fields:
                 for row in self._unfit(column, name, kind).tolist():
                     invalid_values.setdefault(row, InvalidValue(row, name, column[row].as_py()))
             if name in self.required:
-                for row in np.flatnonzero(self._missing(column)).tolist():
+                is_missing = missing_texts.get(name, False) if kind in _TEXTS else self._missing(column)
+                for row in np.flatnonzero(is_missing).tolist():
                     invalid_values.setdefault(row, InvalidValue(row, name, None))
         is_text_by_name = self._number_texts(data, self._inferred_numbers)
         for name in self._inferred_floats:
@@ -182,8 +190,10 @@ class Fields:
                 columns[place] = self._converted(texts.column(name).filter(kept).to_pylist(), name, kind)
             else:
                 columns[place] = columns[place].filter(kept)
+            if name in missing_texts:
+                columns[place] = _nulled(columns[place], missing_texts[name][is_kept])
         table = pa.table(columns, names=[name for name, _ in self.kinds])
-        return self._with_nulls(table), [invalid_values[row] for row in sorted(invalid_values)]
+        return table, [invalid_values[row] for row in sorted(invalid_values)]
 
     def guessed(self, data: bytes, name: str) -> str:
         """Return the name of the type that fits all values of a column."""
@@ -201,6 +211,12 @@ class Fields:
 
         table = self._read(data)
         types = pa.types
+        # Quoted empty fields are text in columns without other values.
+        empty = [col.name for col in table.schema if types.is_null(col.type)]
+        if empty and not self.quoted_nulls:
+            unquoted = self._read(data, self.null_values, include_columns=empty)
+            for name in empty:
+                table = table.set_column(table.schema.get_field_index(name), name, unquoted.column(name))
         numbers = [col.name for col in table.schema if types.is_integer(col.type) or types.is_floating(col.type)]
         texts = {name for name, is_text in self._number_texts(data, numbers).items() if is_text.any()}
         floats = [
@@ -260,13 +276,12 @@ class Fields:
         return _one_chunk(alone._parsed(_as_rows(values), {_ALONE: kind}).column(0))
 
     def _missing(self, column: Any) -> Any:
-        # Return for each value whether it is missing, as text and bytes are read without nulls.
+        # Return for each value of a column of another type than text whether it is missing. It may be given as bytes.
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         column = _one_chunk(column)
-        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            return pc.is_in(column, self._nulls(column.type)).to_numpy(zero_copy_only=False)
+        if pa.types.is_binary(column.type):
+            return _is_in(column, self.null_values)
         return column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
 
     def _number_texts(self, data: bytes, names: Collection[str]) -> dict[str, Any]:
@@ -311,20 +326,24 @@ class Fields:
     def _is_rounded(self, texts: Any) -> Any:
         return rounded_integers(_one_chunk(texts)) & ~self._missing(texts)
 
-    def _with_nulls(self, table: Any) -> Any:
-        import pyarrow as pa
+    def _missing_texts(self, data: bytes, table: Any) -> dict[str, Any]:
+        # Return which values are missing, for the columns of text and bytes that lack any. They are read without nulls.
         import pyarrow.compute as pc
 
-        for name in self.optional:
-            place, column = table.schema.get_field_index(name), table.column(name)
-            is_null = pc.is_in(column, self._nulls(column.type))
-            table = table.set_column(place, name, pc.if_else(is_null, pa.scalar(None, column.type), column))
-        return table
-
-    def _nulls(self, kind: Any) -> Any:
-        import pyarrow as pa
-
-        return pa.array([value.encode() for value in self.null_values], pa.binary()).cast(kind)
+        columns = {name: table.column(name) for name, kind in self.kinds if kind in _TEXTS}
+        found = {
+            name: _is_in(column, self.text_null_values)
+            for name, column in columns.items()
+            if self.text_null_values != TEXT_NULLS or pc.min(pc.binary_length(column)).as_py() == 0
+        }
+        found = {name: is_missing for name, is_missing in found.items() if is_missing.any()}
+        quoted = [f"{self.quote}{value}{self.quote}".encode() for value in self.text_null_values]
+        if not found or self.quoted_nulls or not self.quote or not any(text in data for text in quoted):
+            return found
+        # pyarrow tells quoted values from others only by their nulls.
+        unquoted = self._read(data, self.text_null_values, column_types=dict.fromkeys(found, arrow_type("bytes")))
+        found = {name: unquoted.column(name).is_null().to_numpy() for name in found}
+        return {name: is_missing for name, is_missing in found.items() if is_missing.any()}
 
     def _parsed(self, data: bytes, kinds: Mapping[str, str]) -> Any:
         import pyarrow as pa
@@ -344,12 +363,13 @@ class Fields:
     def _read(
         self,
         data: bytes,
-        on_invalid: Callable[[Any], str] | None = None,
+        text_null_values: Sequence[str] | None = None,
         *,
+        on_invalid: Callable[[Any], str] | None = None,
         digits_are_bools: bool = False,
         **conversion: Any,
     ) -> Any:
-        # Without names, they are those of the first row.
+        # With `text_null_values`, columns of text have nulls for these, unless they are quoted.
         import pyarrow as pa
         import pyarrow.csv as pc
 
@@ -372,7 +392,9 @@ class Fields:
                 invalid_row_handler=on_invalid,
             ),
             pc.ConvertOptions(
-                null_values=list(self.null_values),
+                null_values=list(self.null_values if text_null_values is None else text_null_values),
+                strings_can_be_null=text_null_values is not None,
+                quoted_strings_can_be_null=text_null_values is None,
                 true_values=[*_TRUE, *(["1"] if digits_are_bools else ())],
                 false_values=[*_FALSE, *(["0"] if digits_are_bools else ())],
                 **conversion,
@@ -399,8 +421,15 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
     Raises
     ------
     ValueError
-        The text is not UTF-8, or a field is longer than the limit of Python's csv reader.
+        The text is not UTF-8.
     """
+    if len(row) > csv.field_size_limit():
+        # Python's reader refuses fields of so many characters, by a limit that holds for the whole process.
+        names = ("0",)
+        for num_fields in Fields(names, (), delimiter, quote).unequal(row).values():
+            names = tuple(map(str, range(num_fields)))
+        columns = Fields(names, (), delimiter, quote)._parsed(row, dict.fromkeys(names, "bytes")).columns
+        return [column[0].as_py().decode(errors=errors) for column in columns]
     text = io.StringIO(row.removeprefix(BYTE_ORDER_MARK).decode(errors=errors), newline="")
     # Python's reader takes a fiftieth of pyarrow's time for many columns, and treats quotes in the same way.
     try:
@@ -479,6 +508,22 @@ _LOOKS: Final = {
 def _looks_like(kind: str) -> Callable[[bytes], object]:
     look = next((look for names, look in _LOOKS.items() if kind.startswith(names)), rb"[\x00-\xff]*")
     return re.compile(rb"[ \t]*(" + look + rb")[ \t]*").fullmatch
+
+
+def _is_in(column: Any, values: Sequence[str]) -> Any:
+    # Return which texts are among some values.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_in = pc.is_in(column, pa.array([value.encode() for value in values], pa.binary()).cast(column.type))
+    return _one_chunk(is_in).to_numpy(zero_copy_only=False)
+
+
+def _nulled(column: Any, is_null: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.if_else(pa.array(is_null), pa.scalar(None, column.type), column)
 
 
 def _as_rows(values: Sequence[bytes]) -> bytes:
