@@ -199,6 +199,27 @@ def test_views_and_queries(tmp_path):
     assert given(read_sql(with_, path, "j", num_splits=2), "j") == [2, 3, 4]
 
 
+# Queries of a table t with a column i, or of the rows of a series, and the values of i.
+ENDS = [" -- all rows", "; -- all; rows", " /* all ; rows */ ;\n", ";;", " -- one\n-- two ' quote\n;", "/* ' */"]
+QUERIES = [
+    ("SELECT 1 AS i, '; -- no comment' AS s", "; -- no comment"),
+    ("SELECT 1 AS i, 'it''s; /*' AS \"s\"", "it's; /*"),
+    ("WITH w AS (SELECT 1 AS i -- one\n) SELECT i, ';' AS s FROM w", ";"),
+    ("/* a ; */ -- b ;\n (SELECT 1 AS i, '*/' AS s)", "*/"),
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(("query", "text"), QUERIES)
+def test_queries_end_in_comments_and_semicolons(tmp_path, query, text, end):
+    path = table(tmp_path, "INTEGER", [1])
+    if query.endswith(")"):
+        query = query.replace("(", "").replace(")", "")
+    for index in (None, "i"):
+        (row,) = read_sql(query + end, path, index)
+        assert (int(row["i"]), str(row["s"])) == (1, text)
+
+
 def test_names_as_strange_as_they_come(tmp_path):
     path = tmp_path / "a b?%41#.db"
     database(path, 'CREATE TABLE "my.table %s" ("group" INTEGER, "a""b" TEXT, "Ü %(x)s" REAL)')
@@ -634,6 +655,14 @@ TYPES = {
     "int[]": ("'{1,2}'", np.int32([1, 2])),
     "numeric[]": ("'{1.5}'", np.array([1.5])),
 }
+
+
+@pytest.mark.parametrize("end", [*ENDS, "; /* a /* nested; */ comment */"])
+@pytest.mark.parametrize(("query", "text"), [*QUERIES, ("SELECT 1 AS i, $a$it's; --$a$ AS s", "it's; --")])
+def test_queries_of_postgresql_end_in_comments_and_semicolons(server, query, text, end):
+    for index in (None, "i"):
+        (row,) = read_sql(query + end, server.url, index)
+        assert (int(row["i"]), str(row["s"])) == (1, text)
 
 
 @pytest.fixture(scope="module")

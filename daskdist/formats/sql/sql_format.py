@@ -34,9 +34,10 @@ _SAMPLED: Final = 1000
 # each fetch is a round trip; from a file, few are best, as they are still in the processor's cache.
 _FETCHED: Final = 4096
 _FETCHED_OF_FILE: Final = 512
-_QUERY: Final = re.compile(
-    r"[\s(]*(--[^\n]*\n\s*|/\*.*?\*/\s*)*[\s(]*(select|with|values)\b", re.IGNORECASE | re.DOTALL
-)
+_COMMENT: Final = r"--[^\n]*|/\*(?:/\*.*?\*/|[^*/]|\*(?!/)|/(?!\*))*\*/|/\*.*?\*/"
+_QUERY: Final = re.compile(rf"(?:[\s(]|{_COMMENT})*(select|with|values)\b", re.IGNORECASE | re.DOTALL)
+# A part of a query: a group for what may follow its end; else text, a quoted name, or a single character.
+_PART: Final = re.compile(rf"""(\s+|;|{_COMMENT})|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|(\$\w*\$).*?\2|.""", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class Relation:
 
         if self.query is None:
             return sa.table(self.name, schema=self.schema)
-        return _text(self.query).columns().subquery("rows_of_query")
+        # The newline ends a comment.
+        return _text(f"{self.query}\n").columns().subquery("rows_of_query")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class Sql:
                 raise FileError(f"{path}: has {_named(names)}; say which with Sql(table)")
             return Relation(names[0], None, None)
         if is_query(self.table):
-            query = self.table.strip().rstrip(";").rstrip()
+            query = without_semicolon(self.table).strip()
             return Relation(" ".join(query.split())[:60], None, query)
         named_schema, _, name = self.table.rpartition(".")
         relations = [Relation(self.table, None, None)] + ([Relation(name, named_schema, None)] if named_schema else [])
@@ -426,6 +428,21 @@ def nothing_of(dtype: Any) -> Any:
 def is_query(text: str) -> bool:
     """Return whether a text is a query rather than the name of a table."""
     return _QUERY.match(text) is not None
+
+
+def without_semicolon(query: str) -> str:
+    """Return a query without a semicolon at its end, and without comments that follow it.
+
+    >>> without_semicolon("SELECT ';' FROM t; -- all; rows"), without_semicolon("SELECT 1 -- one; row")
+    ("SELECT ';' FROM t", 'SELECT 1 -- one; row')
+    """
+    end, has_semicolon = 0, False
+    for part in _PART.finditer(query):
+        if part[1] is None:
+            end, has_semicolon = part.end(), False
+        elif part[1] == ";":
+            has_semicolon = True
+    return query[:end] if has_semicolon else query
 
 
 def _named(names: Sequence[str]) -> str:
