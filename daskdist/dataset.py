@@ -249,7 +249,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
     @classmethod
     def from_tensors(cls, tensors: Any, name: str | None = None) -> Dataset:
-        """Return a dataset of one element, ``tensors``. A list is one array.
+        """Return a dataset of one element, ``tensors``, referenced as by `from_tensor_slices`. A list is one array.
 
         >>> Dataset.from_tensors(([1.0, 2.0], 3)).element_spec
         (TensorSpec(shape=(2,), dtype=float64, name=None), TensorSpec(shape=(), dtype=int64, name=None))
@@ -265,7 +265,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         tensors
             A nest of arrays of shape ``(num_rows, ...)`` with one ``num_rows``, such as ``dict(frame)`` of a
             dataframe. A `Ragged` has rows of different lengths. Arrays on devices, such as CuPy's, are copied to the
-            host once.
+            host once. The dataset references NumPy's arrays without a copy, so do not change them while it is in use;
+            within functions of ``map``, ``flat_map``, ``interleave`` and ``group_by_window`` an array that anything
+            else refers to is copied.
 
         Raises
         ------

@@ -30,6 +30,11 @@ class DatasetBase(Nested):
     def _fingerprint(self) -> str:
         raise NotImplementedError
 
+    def _with_own_arrays(self) -> DatasetBase:
+        node, dataset = self._current_node(), self
+        with_copies: Node = node.with_own_arrays()
+        return dataset if with_copies is node else dataset.__replace__(node=with_copies)  # type: ignore[attr-defined]
+
 
 def node_of(dataset: DatasetBase) -> Node:
     """Return the pipeline of a dataset."""

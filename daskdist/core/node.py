@@ -209,6 +209,12 @@ class Node:
         """Return the same operation with other contents."""
         return self
 
+    def with_own_arrays(self) -> Node:
+        """Return the pipeline with copies of the arrays that it is made of and that something else could change."""
+        inputs = tuple([source.with_own_arrays() for source in self.inputs])
+        is_same = all(old is new for old, new in zip(self.inputs, inputs, strict=True))
+        return self if is_same else self.with_inputs(inputs)
+
     @property
     def spec(self) -> ElementSpec:
         """The spec of its elements.

@@ -36,10 +36,18 @@ class Nested:
     def _spec_of_leaf(self) -> Any:
         raise NotImplementedError
 
+    def _with_own_arrays(self) -> Any:
+        raise NotImplementedError
+
 
 def spec_of_nested(dataset: Nested) -> Any:
     """Return the `DatasetSpec` of a dataset that is a leaf."""
     return dataset._spec_of_leaf()
+
+
+def with_own_arrays(dataset: Nested) -> Any:
+    """Return a dataset with copies of the arrays that it is made of and that something else could change."""
+    return dataset._with_own_arrays()
 
 
 class Structure:

@@ -14,6 +14,7 @@ import numpy as np
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failing.origin import Origin
+from daskdist.core.functions.kept_values import keep_as_they_are
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Stream
@@ -168,11 +169,14 @@ class Generated:
                 message = f"from_generator: {self.location} raised {type(error).__name__}: {error}, at element {number}"
                 raise UserFunctionError(message) from error
             try:
-                yield conform(element)
+                leaves = list(conform(element))
             except ArgumentError as error:
                 raise UserFunctionError(
                     f"from_generator: {self.location} yielded {error}, at element {number}"
                 ) from None
+            del element
+            keep_as_they_are(leaves)
+            yield tuple(leaves)
 
 
 def _bytes_of(signature: ElementSpec) -> int | None:

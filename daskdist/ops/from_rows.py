@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.functions.kept_values import kept
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.spec import ElementSpec, SpecUnknown
@@ -109,7 +110,11 @@ def rows_of_elements(operation: str, elements: Sequence[Any], *, narrow: bool) -
                 columns[number] = list(as_array(leaf_values, narrow=narrow))
             else:
                 _check_dtypes(operation, structure.paths[number], column)
-    return from_items(structure, list(zip(*columns, strict=True)), operation)
+    rows = from_items(structure, list(zip(*columns, strict=True)), operation)
+    if isinstance(rows, Block):
+        return rows
+    # Stacked arrays are copies; others are copied here.
+    return Bundle(structure, [tuple(map(kept, rows.item(number))) for number in range(len(rows))], operation)
 
 
 def _check_dtypes(operation: str, path: str, column: Sequence[Any]) -> None:

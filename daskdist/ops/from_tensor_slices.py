@@ -12,6 +12,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
 from daskdist.core.failing.origin import origin_from
+from daskdist.core.functions.kept_values import keep_as_they_are
 from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.ragged import Ragged
@@ -58,6 +59,13 @@ class FromTensorSlices(Source):
         """Create the source of a single element; ``narrow`` as in `as_array`."""
         leaves, structure = _arrays("from_tensors", tensors, narrow)
         return cls(structure, tuple(_alone(leaf) for leaf in leaves), label=label)
+
+    def with_own_arrays(self) -> FromTensorSlices:
+        leaves = list(self.leaves)
+        # Each array may have one reference more than expected, from the tuple of this node.
+        keep_as_they_are(leaves, num_others=1)
+        is_same = all(old is new for old, new in zip(self.leaves, leaves, strict=True))
+        return self if is_same else replace(self, leaves=tuple(leaves))
 
     @property
     def spec(self) -> ElementSpec:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.core.array_pool import NUMBERS
-from daskdist.core.block import Block, Bundle, Rows, from_items, merge
+from daskdist.core.block import Batches, Block, Bundle, Rows, from_items, merge
 from daskdist.core.cardinality import counted
 from daskdist.core.columns import PLAIN, column_of, plain_leaves_of
 from daskdist.core.failing.origin import Origin
+from daskdist.core.functions.kept_values import keep_as_they_are, owners_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Node, SpecFromCalls, walk
 from daskdist.core.primitive import Compute, Primitive
@@ -26,8 +27,8 @@ from daskdist.errors import ArgumentError, UserFunctionError
 
 # Results become arrays after so many rows: more of Python's own objects do not fit in a processor's cache.
 _PART_ROWS: Final = 512
-# The numbers of a result that are compared with those that it had when it was returned.
-_MOST_COMPARED: Final = 4096
+# The kinds of dtypes of results that are compared with what they were when they were returned.
+_COMPARED: Final = f"{NUMBERS}mM"
 # Results of at most so many bytes, or so many times the bytes of the arguments, are not large.
 _FEW_BYTES: Final = 1024
 _FEW_TIMES: Final = 4
@@ -196,10 +197,9 @@ class MapRows:
                 values: list[Any] = []
                 # The last part takes the rest, so that the iterator sees its end.
                 part_elements = elements if stop == len(rows) else islice(elements, stop - start)
-                structure = self._call_each(part, islice(part_elements, 1), values, seeds, structure)
-                first = [_some_of(value) if type(value) is np.ndarray else None for value in values]
-                structure = self._call_each(part, part_elements, values, seeds, structure, 1)
-                self._check_unchanged(values, first, part)
+                shared: list[tuple[Any, Any]] = []
+                structure = self._call_each(part, part_elements, values, seeds, structure, shared)
+                self._check_unchanged(shared, part)
                 parts.append(self._rows_of(part, values, structure))
         result = merge(parts, rows) if len(parts) > 1 else parts[0] if parts else Bundle(rows.structure, [], rows.label)
         if isinstance(result, Block) and isinstance(rows, Block):
@@ -213,16 +213,18 @@ class MapRows:
         values: list[Any],
         seeds: SeedsInCall,
         structure: Structure | None,
-        index: int = 0,
+        shared: list[tuple[Any, Any]],
     ) -> Structure:
         # Add the leaves of each result to ``values``, unconverted if they are plain. One list for all rows: a tuple for
-        # each row would make the garbage collector scan all of them repeatedly.
+        # each row would make the garbage collector scan all of them repeatedly. Arrays that something else could change
+        # are copied; those of the first row are added to ``shared``, each with its copy.
         user = self.function
         function = user.of_items()
         leaves_of: Callable[[Any], Sequence[Any] | None] | None = (
             None if structure is None else plain_leaves_of(structure)
         )
         is_lone = structure == LONE
+        index, argument_owners = 0, lru_cache(partial(_owners_in, rows))
         is_tuple = rows.structure.treespec.type is tuple
 
         def where() -> str:
@@ -234,8 +236,11 @@ class MapRows:
                 result = function(*element) if is_tuple else function(element)
             except Exception as error:
                 raise user.failed(error, where()) from error
-            if is_lone and type(result) in PLAIN:
+            if is_lone and values and type(result) in PLAIN:
                 values.append(result)
+                if type(result) is np.ndarray:
+                    result = None
+                    keep_as_they_are(values, len(values) - 1, argument_owners)
                 continue
             leaves = None if leaves_of is None else leaves_of(result)
             if leaves is None:
@@ -250,17 +255,22 @@ class MapRows:
                         f"but {structure} before; every element needs the same"
                         + (_LISTS if type(result) is list else "")
                     )
+            place, originals = len(values), [] if values else list(leaves)
             values.extend(leaves)
+            result = leaves = None
+            keep_as_they_are(values, place, argument_owners, num_others=1 if originals else 0)
+            pairs = zip(originals, values, strict=False)
+            shared += [pair for pair in pairs if pair[0] is not pair[1] and isinstance(pair[0], np.ndarray)]
             index += 1
         return structure  # type: ignore[return-value]
 
-    def _check_unchanged(self, values: Sequence[Any], first: Sequence[Any], rows: Rows) -> None:
-        # A function that fills one array again and again would give equal rows, without an error.
-        for value, copy in zip(values, first, strict=False):
-            if copy is not None and copy.dtype.kind in NUMBERS and _some_of(value).tobytes() != copy.tobytes():
+    def _check_unchanged(self, shared: Sequence[tuple[Any, Any]], rows: Rows) -> None:
+        # Calls in several threads would overwrite an array that all of them fill before it is copied.
+        for array, copy in shared:
+            if array.dtype.kind in _COMPARED and not np.array_equal(array, copy, equal_nan=True):
                 raise UserFunctionError(
                     f"map: {self.function} changed the array that it had returned on {rows.where(0)} in a later call, "
-                    "so that several rows would be the last one; return a copy, such as array.copy()"
+                    "so that several rows could be the last one; return a copy, such as array.copy()"
                 )
 
     def _rows_of(self, rows: Rows, values: list[Any], structure: Structure) -> Rows:
@@ -283,9 +293,11 @@ class MapRows:
         return Bundle(structure, items, rows.label)
 
 
-def _some_of(array: Any) -> Any:
-    # Return a copy of some numbers of an array, all if it is small: copies of large ones take longer than functions.
-    return array.flat[:: max(array.size // _MOST_COMPARED, 1)]
+def _owners_in(rows: Rows) -> frozenset[int]:
+    if isinstance(rows, Batches):
+        return _owners_in(rows.rows)
+    items = [rows.leaves] if isinstance(rows, Block) else [rows.item(index) for index in range(len(rows))]
+    return owners_of([leaf for item in items for leaf in item])
 
 
 @dataclass(frozen=True)

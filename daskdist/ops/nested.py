@@ -17,6 +17,7 @@ from daskdist.core.node import CountingNode, ExpandingNode, Facts, Node, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
+from daskdist.core.structure import with_own_arrays
 from daskdist.errors import UserFunctionError
 from daskdist.ops.cache import Cache
 from daskdist.ops.element_random import DrawsForFunction, words_of
@@ -88,7 +89,7 @@ class NestedFunction(UserFunction):
                 f"{self.operation}: {self.location} returned {type(result).__name__} {result!r:.80}, on {where()}; "
                 "it must return a Dataset"
             )
-        dataset: Any = result
+        dataset: Any = with_own_arrays(result)
         if words is not None:
             dataset = dataset.__replace__(node=in_pass(node_of(dataset), words[0] >> 1))
         return dataset if self.may_vectorize else dataset.with_options(Options(vectorize=False))  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
+from daskdist.core.functions.kept_values import keep_as_they_are, kept
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, SpecFromCalls
 from daskdist.core.primitive import Chain, Primitive
@@ -74,14 +75,17 @@ class ScanRows:
                     f"but {structure} before"
                 )
             structure = output_structure
-            items.append(_without_state(leaves, state))
+            # The state refers to outputs that share memory with it, so these are copied too.
+            keep_as_they_are(leaves)
+            items.append(tuple(leaves))
+        state = own_state(state)
         if structure is None:
             return Bundle(rows.structure, [], rows.label), state
         if isinstance(rows, Block):
             return from_items(structure, items, rows.label, rows.origin), state
         return Bundle(structure, items, rows.label), state
 
-    def step(self, state: Leaves, element: Any, where: Callable[[], str]) -> tuple[Leaves, Leaves, Structure]:
+    def step(self, state: Leaves, element: Any, where: Callable[[], str]) -> tuple[Leaves, list[Any], Structure]:
         """Return the next state, and the output as leaves and structure."""
         arguments = self.structure.pack(state), element
         with SeedsInCall(arguments):
@@ -91,22 +95,7 @@ class ScanRows:
                 f"scan: {self.function} returned {result!r:.80}, on {where()}; it must return (state, output)"
             )
         output, structure = self.function.flattened(result[1], where)
-        return next_state(self.function, self.structure, state, result[0], where), output, structure
-
-
-def _without_state(output: Leaves, state: Leaves) -> Leaves:
-    # Copy outputs that share memory with the state, as the next call may write into the state.
-    arrays = [leaf for leaf in state if isinstance(leaf, np.ndarray)]
-    if not arrays:
-        return output
-    return tuple(
-        [
-            leaf.copy()
-            if isinstance(leaf, np.ndarray) and any(np.may_share_memory(leaf, array) for array in arrays)
-            else leaf
-            for leaf in output
-        ]
-    )
+        return next_state(self.function, self.structure, state, result[0], where), list(output), structure
 
 
 # The types whose values keep their Python type in a state; the first match counts.
@@ -134,7 +123,7 @@ def first_state(function: UserFunction, initial: Any) -> tuple[Leaves, Structure
 
 def own_state(state: Sequence[Any]) -> Leaves:
     """Return the leaves of a state with arrays copied, because a function may write into its arguments."""
-    return tuple([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in state])
+    return tuple(map(kept, state))
 
 
 def next_state(

@@ -7,12 +7,16 @@ import pickle
 import dask
 import numpy as np
 import optree
+import pandas as pd
 import pytest
 
 from daskdist import Dataset, MirroredStrategy, Options, PerReplica, Ragged, TensorSpec
 from daskdist.core.block import Block, Bundle, writable
+from daskdist.core.functions.user_function import UserFunction
+from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError
+from daskdist.ops.from_generator import Generated
 
 SOURCE = np.arange(24.0).reshape(12, 2)
 CONSTANT = np.ones(2)
@@ -177,3 +181,140 @@ def test_on_a_cluster(on_cluster):
         if is_writable:
             assert loops == [np.asarray(part).tolist() for part in on_cluster.run(loop, args=(distributed,)).values]
             assert loops[0][:4] == [*expected[0], True]
+
+
+# --- arrays that a user's function fills again ---
+
+# A function fills the array and returns what is made of it.
+MADE_OF_ARRAY = {
+    "itself": lambda array: array,
+    "a view": lambda array: array[::-1],
+    "a read-only view": lambda array: np.broadcast_to(array, (3, 2)),
+    "windows": lambda array: np.lib.stride_tricks.sliding_window_view(array, 2),
+    "a memoryview": memoryview,
+    "of its bytes": lambda array: np.frombuffer(memoryview(array).cast("B"), np.float64),
+    "a series": lambda array: pd.Series(array, copy=False),
+    "a dict": lambda array: {"x": array, "y": (array[:1], 1)},
+    "a Ragged": lambda array: Ragged(array, [0, 1, 2]),
+}
+
+
+def first_numbers(elements):
+    """Return the first number of each element, which all its arrays of floats begin with."""
+    numbers = []
+    for element in elements:
+        leaves = [leaf.values if isinstance(leaf, Ragged) else leaf for leaf in optree.tree_leaves(element)]
+        (number,) = {float(np.ravel(leaf)[0]) for leaf in leaves if leaf.dtype == np.float64}
+        numbers.append(number)
+    return numbers
+
+
+@pytest.mark.parametrize("made", MADE_OF_ARRAY.values(), ids=MADE_OF_ARRAY)
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_generator_may_yield_one_array_again(made, is_held):
+    def generate():
+        array = np.zeros(2)
+        held = made(array)
+        for number in range(1, 40):
+            array[:] = number
+            yield held if is_held else made(array)
+
+    spec = Dataset.from_tensors(made(np.zeros(2))).element_spec
+    assert first_numbers(Dataset.from_generator(generate, output_signature=spec)) == list(range(1, 40))
+
+
+@pytest.mark.parametrize("made", MADE_OF_ARRAY.values(), ids=MADE_OF_ARRAY)
+def test_scan_may_return_one_array_again_as_output_and_as_state(made):
+    array = np.zeros(2)
+
+    def add(state, number):
+        array[:] = state + number
+        return array, made(array)
+
+    dataset = Dataset.from_tensor_slices(np.arange(1, 30)).scan(np.zeros(2), add)
+    expected = np.cumsum(np.arange(1, 30)).tolist()
+    with dask.config.set({"daskdist.split-bytes": 32}):
+        assert first_numbers(dataset) == expected
+        iterator = iter(dataset)
+        for _ in range(9):
+            next(iterator)
+        state = iterator.state_dict()
+        next(iterator)
+        other = iter(dataset)
+        other.load_state_dict(state)
+        assert first_numbers(other) == expected[9:]
+
+
+@pytest.mark.parametrize(
+    "of_array",
+    [
+        Dataset.from_tensor_slices,
+        Dataset.from_tensors,
+        lambda array: Dataset.from_list([array, np.zeros((1, 2))]).take(1),
+        lambda array: Dataset.from_tensor_slices({"a": array}).concatenate(
+            Dataset.from_tensor_slices({"a": array[1:]})
+        ),
+        lambda array: Dataset.zip((Dataset.from_tensors(array), Dataset.range(1))),
+    ],
+)
+def test_a_function_may_return_datasets_of_one_array(of_array):
+    array = np.zeros(2)
+
+    def filled(number, *window):
+        array[:] = number
+        return of_array(array)
+
+    source = Dataset.range(1, 6)
+    expected = [number for number in range(1, 6) for _ in of_array(array)]
+    assert first_numbers(source.flat_map(filled)) == expected
+    assert sorted(first_numbers(source.interleave(filled, cycle_length=3))) == expected
+    assert first_numbers(source.group_by_window(lambda x: x, filled, 1)) == expected
+    assert first_numbers(next(iter(dataset)) for dataset in source.map(filled)) == list(range(1, 6))
+
+
+@pytest.mark.parametrize("kind", [np.dtypes.StringDType(), object])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_function_of_map_may_return_one_array_of_text_or_bytes_again(kind, batch_size):
+    array = np.zeros(1, kind)
+
+    def filled(batch):
+        array[0] = str(batch[0]) if array.dtype.kind == "T" else str(batch[0]).encode()
+        return array
+
+    # Numbers and dates are an error, as parts of a dataset may be mapped in several threads.
+    elements = [element[0] for element in Dataset.range(6).batch(batch_size).map(filled)]
+    assert list(map(int, elements)) == list(range(0, 6, batch_size))
+
+
+def test_a_function_of_many_rows_may_return_one_array_again():
+    array = np.zeros(100)
+
+    def filled(rows):
+        array[: len(rows)] = rows
+        return {"filled": array[: len(rows)], "same": rows}
+
+    with dask.config.set({"daskdist.split-bytes": 80}):
+        elements = list(Dataset.from_tensor_slices(np.arange(60.0)).map(filled, vectorized=True))
+    assert [float(element["filled"]) for element in elements] == list(range(60))
+
+
+def test_arrays_without_other_references_are_not_copied():
+    addresses = []
+
+    def generate():
+        for number in range(5):
+            yield noted(np.full(2**15, number).reshape(2, -1))
+
+    def noted(array):
+        addresses.append(array.__array_interface__["data"][0])
+        return array
+
+    elements = [leaves[0] for leaves in Generated(UserFunction(generate, "from_generator"), (), WIDE)]
+    assert [array.__array_interface__["data"][0] for array in elements] == addresses
+    batches = Dataset.from_tensor_slices({"x": SOURCE, "y": SOURCE}).batch(3)
+    for before, after in zip(batches, batches.map(lambda batch: batch["x"][:, ::-1]), strict=True):
+        assert not after.flags.writeable
+        assert np.array_equal(after, before["x"][:, ::-1])
+
+
+WIDE = ElementSpec.of(np.zeros((2, 2**14), int))

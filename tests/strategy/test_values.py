@@ -9,7 +9,9 @@ import threading
 
 import dask
 import numpy as np
+import optree
 import pytest
+from conftest import mirrored
 
 import daskdist
 from daskdist import PerReplica, errors
@@ -268,3 +270,60 @@ def test_a_value_per_replica_is_no_array_and_no_number(convert):
     with pytest.raises(TypeError, match=r"one value for each replica.*strategy\.reduce.*strategy\.local_results"):
         convert(value)
     assert f"{value}" == str(value)
+
+
+# --- arrays that a function fills again ---
+
+
+@pytest.mark.parametrize("nest", [lambda array: array, lambda array: {"a": array[:], "b": (array, "text")}])
+def test_results_keep_their_values_when_a_function_fills_their_array_again(nest, two):
+    results = [two.run(Filled(nest), args=(step,)) for step in range(4)]
+    for step, result in enumerate(results):
+        arrays = [leaf for leaf in optree.tree_leaves(result) if isinstance(leaf, PerReplica)]
+        arrays = arrays[: 1 if isinstance(result, PerReplica) else 2]
+        assert all([float(array[0]) for array in two.local_results(leaf)] == [step, step + 1] for leaf in arrays)
+
+
+class Filled:
+    """A function that fills one array of its process and returns what is made of it."""
+
+    array = np.zeros(1)
+
+    def __init__(self, nest):
+        self.nest = nest
+
+    def __call__(self, step):
+        context = daskdist.get_replica_context()
+        self.array[:] = step + int(context.replica_id_in_sync_group)
+        return self.nest(self.array)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_values_and_merged_values_keep_their_values_when_their_array_is_filled_again(num_replicas):
+    array, strategy = np.zeros(1), mirrored(num_replicas)
+
+    def of_replica(context):
+        array[:] = context.replica_id_in_sync_group + 1
+        return array
+
+    values = strategy.local_results(strategy.experimental_distribute_values_from_function(of_replica))
+    assert [float(value[0]) for value in values] == [1, 2][:num_replicas]
+
+    def count(_strategy):
+        array[:] += 1
+        return array
+
+    def step():
+        first, second = [daskdist.get_replica_context().merge_call(count) for _ in range(2)]
+        return float(second[0] - first[0])
+
+    assert strategy.local_results(strategy.run(step)) == (1.0,) * num_replicas
+
+
+def test_an_array_that_all_replicas_return_unchanged_is_one():
+    array, strategy = np.arange(3), mirrored(3)
+    result = strategy.run(lambda: {"same": array, "new": array + 1})
+    assert isinstance(result["same"], np.ndarray)
+    assert isinstance(result["new"], PerReplica)
+    array[:] = 9
+    assert result["same"].tolist() == [0, 1, 2]

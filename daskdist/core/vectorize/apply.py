@@ -16,11 +16,12 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, from_items
+from daskdist.core.functions.kept_values import keep_as_they_are, owners_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Node, lower
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import SpecUnknown, TensorSpec
-from daskdist.core.structure import Leaves, Nested, Structure
+from daskdist.core.structure import Nested, Structure
 from daskdist.core.vectorize.proof import problem, same_bits
 from daskdist.core.vectorize.rules import RULES
 from daskdist.core.vectorize.sandbox import Sandbox
@@ -236,7 +237,7 @@ def traced(function: UserFunction, structure: Structure, leaves: Sequence[Any], 
 
 def call_at_once(
     function: UserFunction, structure: Structure, columns: Sequence[Any], num_rows: int, where: str
-) -> tuple[Leaves, Structure]:
+) -> tuple[list[Any], Structure]:
     """Call a function that is written for many rows.
 
     Parameters
@@ -257,7 +258,10 @@ def call_at_once(
     UserFunctionError
         The function raised, or a leaf of its result has another number of rows.
     """
-    leaves, result_structure = function.leaves(structure.pack(columns), lambda: where)
+    result, result_structure = function.leaves(structure.pack(columns), lambda: where)
+    leaves = list(result)
+    del result
+    keep_as_they_are(leaves, 0, lambda: owners_of(columns))
     for path, leaf in zip(result_structure.paths, leaves, strict=True):
         shape = getattr(leaf, "shape", None)
         if not shape or shape[0] != num_rows:

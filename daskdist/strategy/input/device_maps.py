@@ -12,6 +12,7 @@ import optree
 
 from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.current_context import current_context
+from daskdist.core.functions.kept_values import keep_as_they_are, owners_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec
@@ -44,7 +45,7 @@ class DeviceMaps:
             def where(argument: Any = element) -> str:
                 return f"the element of replica {replica_id} ({name_of(device)}){_but_for(argument, device)}"
 
-            element = _as_element(function, function(element, where), where)
+            element = _as_element(function, function(element, where), where, partial(_owners_in, element))
         return element
 
     def spec_after(self, spec: ElementSpec) -> ElementSpec:
@@ -74,10 +75,19 @@ def _but_for(element: Any, device: Device) -> str:
     return f", where {', '.join(left)} stays on the host" if left else ""
 
 
-def _as_element(function: UserFunction, result: Any, where: Callable[[], str]) -> Any:
+def _as_element(
+    function: UserFunction, result: Any, where: Callable[[], str], argument_owners: Callable[[], frozenset[int]]
+) -> Any:
     # Apply the rules for elements; arrays that are on a device stay there.
-    leaves, structure = Structure.of(tuple(result) if type(result) is list else result)
-    return structure.pack([leaf if is_on_device(leaf) else function.flattened((leaf,), where)[0][0] for leaf in leaves])
+    returned, structure = Structure.of(tuple(result) if type(result) is list else result)
+    leaves = [leaf if is_on_device(leaf) else function.flattened((leaf,), where)[0][0] for leaf in returned]
+    del result, returned
+    keep_as_they_are(leaves, 0, argument_owners)
+    return structure.pack(leaves)
+
+
+def _owners_in(element: Any) -> frozenset[int]:
+    return owners_of(Structure.of(element)[0])
 
 
 class MapsOnReplicas:

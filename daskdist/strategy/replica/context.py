@@ -220,7 +220,7 @@ class ReplicaContext:
                 return moved_nest(result, device)
         result = host_nest(result)
         # Copy arrays, as `all_reduce` does; other objects are shared within a process.
-        return optree.tree_map(_own_array, result, none_is_leaf=True) if self.num_replicas_in_sync > 1 else result
+        return optree.tree_map(_own_array, result, none_is_leaf=True)
 
     def checkpoint(self, manager: CheckpointManager, /, **objects: Any) -> None:
         """Save one checkpoint of all replicas at this step, in the background.

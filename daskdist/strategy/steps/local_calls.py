@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from daskdist.config import seconds
+from daskdist.core.functions.kept_values import is_unshared, keep_as_they_are
 from daskdist.devices import DeviceStream, are_loaded, named
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.collectives.call_threads import CALL_THREADS, CallInThread
@@ -26,7 +29,8 @@ from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.steps.call_on_replica import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
-from daskdist.strategy.values.flat import unflattened_call
+from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.flat import LEAVES, unflattened_call
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.waiting import wait_intervals
 
@@ -44,6 +48,8 @@ _LOOK_EVERY_S: Final = 0.02
 _INSTANT_S: Final = 1e-5
 # The number of checks without calls after which the watching thread ends.
 _MOST_IDLE: Final = 50
+# The types of results of which nothing is copied.
+_UNCHANGEABLE: Final = (LEAVES - {np.ndarray}) | {FlatResult}
 
 
 class Calls:
@@ -87,6 +93,8 @@ class Calls:
         self.begun_at = time.monotonic()
         self.num_looks = 0
         self._results: list[Any] = [None] * self._size
+        # The id of an array that replicas returned and something else refers to -> the array, and its copy.
+        self._copies: dict[int, tuple[Any, Any]] = {}
         self._errors: dict[int, BaseException] = {}
         self._threads: dict[int, CallInThread] = {}
         # Replicas from this number on have not begun.
@@ -128,6 +136,7 @@ class Calls:
             self._warning_timer.join()
         # Break the reference cycle, so that arguments are freed without the garbage collector.
         self._rendezvous_of_all = None
+        self._copies = {}
         if self._errors:
             # Prefer a replica's own error to errors of others that waited for it.
             errors = [self._errors[number] for number in sorted(self._errors)]
@@ -214,11 +223,11 @@ class Calls:
             elif not self._streams and end is None:
                 # Without device streams and iterators, there is nothing to close.
                 args, kwargs = unflattened_call(self._treespec, replica_leaves)
-                self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
+                self._results[number] = self._result(args, kwargs, replica, context)
             else:
                 iterators = replica_iterators(replica_leaves, self._treespec, replica, number, end or CallEnd())
                 with self._callers_stream(number), iterators as (args, kwargs):
-                    self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
+                    self._results[number] = self._result(args, kwargs, replica, context)
         except BaseException as raised:
             error = self._errors[number] = raised
             if end is not None and not isinstance(raised, Exception):
@@ -233,6 +242,25 @@ class Calls:
                 self._warning_timer.start()
         if rendezvous is not None:
             rendezvous.leave(number, error)
+
+    def _result(self, *call: Any) -> Any:
+        # Return the result of the function, with arrays that no later call can change.
+        results = [call_on_replica(self._fn, *call)]
+        if type(results[0]) in _UNCHANGEABLE or is_unshared(results):
+            return results[0]
+        flat = FlatResult.of(results.pop())
+        leaves = flat.leaves
+        if self._size == 1:
+            keep_as_they_are(leaves)
+            return leaves[0] if len(leaves) == 1 and flat.treespec.is_leaf() else flat.treespec.unflatten(leaves)
+        originals = list(leaves)
+        keep_as_they_are(leaves, num_others=1)
+        for place, (original, leaf) in enumerate(zip(originals, leaves, strict=True)):
+            if leaf is not original and type(leaf) is np.ndarray:
+                # One array that all replicas return unchanged stays one.
+                known = self._copies.setdefault(id(original), (original, leaf))[1]
+                leaves[place] = known if known.tobytes() == leaf.tobytes() else leaf
+        return leaves[0] if len(leaves) == 1 and flat.treespec.is_leaf() else flat
 
     def _callers_stream(self, number: int) -> AbstractContextManager[None]:
         # The caller's stream, in which arguments were computed and results will be used: the replica's stream waits for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import read_only
+from daskdist.core.functions.kept_values import keep_as_they_are
 from daskdist.devices import Device, named
 from daskdist.errors import CollectiveError
 from daskdist.execute.callers.fetch import WorkerFetch
@@ -27,13 +27,11 @@ from daskdist.strategy.replica.replica_times import ReplicaTimes
 from daskdist.strategy.steps.call_on_replica import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
 from daskdist.strategy.values.extract import Extract, ExtractFromRows, FlatResult
-from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.placeholders import Placeholder, filled
 from daskdist.strategy.variables.store import VariableStore
 
 # The prefix of the names of other calls of `Strategy.run`.
 STEP: Final = "run-"
-_UNCHANGEABLE: Final = LEAVES - {np.ndarray}
 # Types of results that functions get in another form.
 _CONVERTED: Final = frozenset({ForDevices, FlatResult})
 
@@ -177,37 +175,3 @@ def _given(device: Device, result: ForDevices | FlatResult) -> Any:
     if True not in [isinstance(leaf, np.ndarray) for leaf in result.leaves]:
         return result
     return FlatResult(list(map(read_only, result.leaves)), result.treespec)
-
-
-def keep_as_they_are(leaves: list[Any]) -> None:
-    """Replace arrays that a later call could change, while they are reduced or sent, by copies.
-
-    Arrays without other references are not copied. PyTorch tensors do not show what shares their memory.
-    """
-    for place in range(len(leaves)):
-        kind = type(leaves[place])
-        if kind in _UNCHANGEABLE:
-            continue
-        if issubclass(kind, np.ndarray):
-            if _is_shared(leaves, place):
-                leaves[place] = leaves[place].copy("K")
-        elif kind.__module__.partition(".")[0] == "torch" and _is_host_tensor(leaves[place]):
-            leaves[place] = leaves[place].clone()
-
-
-def _is_host_tensor(leaf: Any) -> bool:
-    # Only for classes of PyTorch, most of which are not tensors.
-    return hasattr(type(leaf), "__dlpack__") and bool(leaf.device.type == "cpu")
-
-
-def _is_shared(arrays: list[Any], place: int) -> bool:
-    # Two references are expected: from the list (or for a base, from the array) and from the argument of `getrefcount`.
-    base = arrays[place].base
-    if base is None:
-        return bool(arrays[place].flags.writeable) and sys.getrefcount(arrays[place]) > 2
-    del base
-    if not isinstance(arrays[place].base, np.ndarray):
-        return bool(arrays[place].flags.writeable)
-    return bool(arrays[place].base.flags.writeable) and (
-        sys.getrefcount(arrays[place]) > 2 or sys.getrefcount(arrays[place].base) > 2
-    )
