@@ -7,6 +7,7 @@
     ├── StackError             (ValueError)    elements of different shapes cannot form one array
     ├── ShardingError          (ValueError)    a dataset cannot be sharded in the requested way
     ├── FileError              (OSError)       a file is missing, unreadable or unlike its siblings
+    │   └── DamagedFileError                   the content of a file is damaged
     ├── UserFunctionError      (RuntimeError)  a function given to ``map``, ``filter`` or ``run`` raised
     ├── UnknownLengthError     (TypeError)     a number of rows is needed, but unknown
     ├── CardinalityError       (RuntimeError)  the number of elements is not the stated one
@@ -67,6 +68,13 @@ class FileError(DaskdistError, OSError):
     """A file is missing, unreadable, or unlike its siblings."""
 
 
+class DamagedFileError(FileError):
+    """The content of a file is damaged: a checksum or its framing is wrong, or a value cannot be parsed.
+
+    No other error of a file is left out with ``Options(on_error="skip")`` or ``ignore_errors()``.
+    """
+
+
 class UserFunctionError(DaskdistError, RuntimeError):
     """A user's function raised an error; the message names the function, its place and the row."""
 
@@ -118,7 +126,8 @@ class OutOfRangeError(DaskdistError, EOFError):
 # Errors of TensorFlow, and those of this package in the same situations.
 _OF_TENSORFLOW: Final = {
     **dict.fromkeys(("AbortedError", "UnavailableError"), "ClusterError"),
-    **dict.fromkeys(("AlreadyExistsError", "DataLossError", "NotFoundError", "PermissionDeniedError"), "FileError"),
+    **dict.fromkeys(("AlreadyExistsError", "NotFoundError", "PermissionDeniedError"), "FileError"),
+    "DataLossError": "DamagedFileError",
     **dict.fromkeys(
         ("CancelledError", "InternalError", "OpError", "UnimplementedError", "UnknownError"), "DaskdistError"
     ),

@@ -19,7 +19,8 @@ from daskdist.display.missing_arguments import advises
 from daskdist.display.pages import state_page
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.atomic_file import put
-from daskdist.storage.filesystem import Storage, failures
+from daskdist.storage.failures import failures
+from daskdist.storage.filesystem import Storage
 from daskdist.storage.http_files import check_writable
 from daskdist.url_secrets import without_secrets
 from daskdist.waiting import wait_intervals

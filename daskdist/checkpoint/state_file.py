@@ -41,7 +41,8 @@ from daskdist.core.structure import FIXED_SIZE_KINDS, TEXT
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.npy import header_of
 from daskdist.storage.atomic_file import atomic_file, remove_temporaries
-from daskdist.storage.filesystem import Storage, failures
+from daskdist.storage.failures import damage, failures
+from daskdist.storage.filesystem import Storage
 from daskdist.storage.http_files import check_writable
 from daskdist.url_secrets import shown_cause
 
@@ -113,7 +114,7 @@ def read_states(path: str, storage: Storage) -> dict[str, Any]:
         if head != _MAGIC[: len(head)]:
             raise FileError(f"{path}: no checkpoint: it begins with {head!r}, and checkpoints begin with {_MAGIC!r}")
         # A damaged archive may raise any exception, depending on where the damage is.
-        with failures(path, kinds=(Exception,)), zipfile.ZipFile(file) as archive:
+        with damage(path), zipfile.ZipFile(file) as archive:
             return _StateFileReader(path, archive, num_bytes).states()
 
 

@@ -67,8 +67,10 @@ class Format(Protocol):
 
         Raises
         ------
+        DamagedFileError
+            The file does not have this format, or is damaged.
         FileError
-            The file does not have this format, or lacks something that the options name.
+            It lacks something that the options name, or cannot be read for any other reason.
         """
         ...
 
@@ -77,8 +79,10 @@ class Format(Protocol):
 
         Raises
         ------
+        DamagedFileError
+            The file is damaged.
         FileError
-            The file does not have this format, is damaged, or its elements are known to differ from those of the first.
+            Its elements are known to differ from those of the first, or it cannot be read for any other reason.
         """
         ...
 
@@ -87,8 +91,10 @@ class Format(Protocol):
 
         Raises
         ------
+        DamagedFileError
+            The data is damaged; the message names file and split. Users can have that left out.
         FileError
-            The data is damaged; the message names file and split.
+            It cannot be read for any other reason.
         """
         ...
 
@@ -127,8 +133,10 @@ class ReadsValidRows(Protocol):
 
         Raises
         ------
+        DamagedFileError
+            The data is damaged so that nothing can be read.
         FileError
-            Nothing can be read.
+            It cannot be read for any other reason.
         """
         ...
 

@@ -19,13 +19,13 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.core.to_numpy import native
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRange, ByteRanges
 from daskdist.storage.compression import decompressed, has_suffix
-from daskdist.storage.filesystem import Storage, Version, failures
+from daskdist.storage.failures import damage
+from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.byte_rows import objects_at
-from daskdist.url_secrets import shown_cause
 
 _BYTES: Final = np.dtype(object)
 # The kinds of numbers for which any bytes are valid.
@@ -169,18 +169,12 @@ class FixedLength:
             start, stop = self.header_bytes + rows.start * size, self.header_bytes + rows.stop * size
             data = self.storage.read(path, start, stop)
             if len(data) != stop - start:
-                raise FileError(
+                raise DamagedFileError(
                     f"{split.label}: {counted(len(data), 'byte')}, but {stop - start} are expected: cut short"
                 )
             return data
-        with self.storage.open(path) as file, failures(split.label):
-            try:
-                data = decompressed(file, rows.compression).read()
-            # Libraries raise many errors for damaged files; zlib.error and LZMAError share only Exception as a base.
-            except Exception as error:
-                raise FileError(
-                    f"{split.label}: damaged or cut short: {error or type(error).__name__}"
-                ) from shown_cause(error)
+        with self.storage.open(path) as file, damage(split.label):
+            data = decompressed(file, rows.compression).read()
         self._check(len(data) - self.header_bytes - self.footer_bytes, split.label)
         return data[self.header_bytes : len(data) - self.footer_bytes]
 
@@ -188,7 +182,7 @@ class FixedLength:
         if body >= 0 and body % self.record_bytes == 0:
             return
         around = f"without its header of {self.header_bytes} and its footer of {self.footer_bytes} bytes it has {body}"
-        raise FileError(
+        raise DamagedFileError(
             f"{where}: {around}, which is not a multiple of the record size {self.record_bytes}; "
             "it is truncated, or record_bytes, header_bytes or footer_bytes is wrong"
         )

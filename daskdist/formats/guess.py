@@ -12,7 +12,8 @@ from daskdist.core.cardinality import counted
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats import DirectoryFormat, Format, endings, format_named, installed
 from daskdist.formats.zarr import stores
-from daskdist.storage.filesystem import Paths, Storage, failures
+from daskdist.storage.failures import failures
+from daskdist.storage.filesystem import Paths, Storage
 
 logger: Final = logging.getLogger("daskdist")
 

@@ -22,7 +22,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT
-from daskdist.errors import FileError, MissingPackageError
+from daskdist.errors import DamagedFileError, FileError, MissingPackageError
 from daskdist.formats.stored_arrays import (
     RangeReader,
     StoredArray,
@@ -34,7 +34,8 @@ from daskdist.formats.stored_arrays import (
     names_in,
     native,
 )
-from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
+from daskdist.storage.failures import damage
+from daskdist.storage.filesystem import Storage, Version, is_remote, local
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.mapped_arrays import mapped_array
 
@@ -110,7 +111,7 @@ class Hdf5(RangeReader):
 
     def rows(self, part: Hdf5Split, label: str) -> Block:
         self.storage.check_unchanged(part.version, label)
-        with ExitStack() as opened, failures(label, kinds=(Exception,)):
+        with ExitStack() as opened, damage(label):
 
             @cache
             def file() -> Any:
@@ -135,7 +136,7 @@ class Hdf5(RangeReader):
 
     def _found(self, path: str, first: FirstFile | None) -> tuple[Version, StoredArrays, dict[str, MappedRange | None]]:
         version = self.storage.version(path)
-        with self._opened(path) as file, failures(path, "damaged or cut short", (Exception,)):
+        with self._opened(path) as file, damage(path):
             names, refused = _names(file)
             asked = self.arrays
             for name in [name for name in refused if "/" not in name] if asked is None else names_in(asked):
@@ -158,9 +159,7 @@ class Hdf5(RangeReader):
     def _opened(self, path: str) -> Iterator[Any]:
         h5py = _library()
         version = self.storage.version(path)
-        with failures(
-            path, f"not an HDF5 file, or a damaged one, of {counted(version.num_bytes, 'byte')}", (Exception,)
-        ):
+        with damage(path, f"not an HDF5 file, or a damaged one, of {counted(version.num_bytes, 'byte')}"):
             if is_remote(path):
                 with self.storage.open(path) as stream, h5py.File(stream, "r") as file:
                     yield file
@@ -244,7 +243,7 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
         return StoredArray(name, shape[0], ElementSpec(LONE, (row,)), 2 * _REFERENCE.itemsize, chunk_rows)
     taken = dataset.id.get_storage_size()
     if dataset.chunks is None and taken and (taken < dataset.nbytes or taken > num_bytes):
-        raise FileError(f"{where} of shape {shape} takes {dataset.nbytes} bytes, but has {taken} of {num_bytes}")
+        raise DamagedFileError(f"{where} of shape {shape} takes {dataset.nbytes} bytes, but has {taken} of {num_bytes}")
     return StoredArray.of(name, shape, dataset.dtype, path, chunk_rows)
 
 

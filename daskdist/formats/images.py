@@ -20,6 +20,7 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.image_codec import IMAGES, ImageOptions
+from daskdist.storage.failures import failure
 from daskdist.storage.filesystem import Storage, is_remote, local
 from daskdist.storage.first_file import FirstFile
 from daskdist.url_secrets import shown_cause
@@ -90,9 +91,8 @@ class Images:
             image = self._options.decode(data)
         # Pillow's errors for damaged images share only Exception as a base.
         except Exception as error:
-            raise FileError(
-                f"{path}: not an image that Pillow can decode, of {len(data)} bytes: {type(error).__name__}: {error}"
-            ) from shown_cause(error)
+            problem = f"not an image that Pillow can decode, of {len(data)} bytes: {type(error).__name__}"
+            raise failure(path, error, problem) from shown_cause(error)
         if self.class_names is None:
             return Block(LONE, [image[None]], split.label)
         return Block(_PAIR, [image[None], np.array([self._label(path)])], split.label)

@@ -23,7 +23,7 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import FIXED_SIZE_KINDS, LONE
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.formats import WritableFormat
 from daskdist.formats.stored_arrays import (
     LONE_NAME,
@@ -36,7 +36,8 @@ from daskdist.formats.stored_arrays import (
     chosen,
     columns_of,
 )
-from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
+from daskdist.storage.failures import damage
+from daskdist.storage.filesystem import Storage, Version, is_remote, local
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.mapped_arrays import mapped_array
 
@@ -142,7 +143,7 @@ class Npy:
         # Access to a mapped file that was truncated kills the process: check first that it is unchanged.
         self.storage.check_unchanged(part.version, split.label)
         members = {member.name: member for member in part.members}
-        with failures(split.label, kinds=(Exception,)):
+        with damage(split.label):
             return part.arrays.block(lambda stored: self._rows(part, members[stored.name]), split.label)
 
     def check(self, spec: ElementSpec) -> None:
@@ -155,7 +156,7 @@ class Npy:
 
     def _found(self, path: str, first: FirstFile | None) -> tuple[Version, StoredArrays, tuple[NpyMember, ...]]:
         version = self.storage.version(path)
-        with self.storage.open(path) as file, failures(path, "damaged or cut short", (Exception,)):
+        with self.storage.open(path) as file, damage(path):
             head = file.read(len(_MAGIC))
             file.seek(0)
             if head == _MAGIC:
@@ -169,7 +170,7 @@ class Npy:
                     members = {name: _archived(archive, infos[name], file, path) for name in columns.names}
                     arrays = StoredArrays.of(columns, lambda name: _stored(members[name], path), path)
             else:
-                raise FileError(
+                raise DamagedFileError(
                     f"{path}: not a NumPy file: it begins with {head!r}, but .npy files begin with {_MAGIC!r}, .npz "
                     f"files with {_ZIP!r}"
                 )
@@ -312,11 +313,11 @@ def _member(name: str, stream: IO[bytes], path: str, num_bytes: int) -> NpyMembe
     array = f"array {name!r}" if name else "its array"
     expected = stream.tell() + member.num_bytes
     if expected > num_bytes:
-        raise FileError(
+        raise DamagedFileError(
             f"{path}: cut short: {array} of shape {shape} and {dtype} takes {expected} bytes, but there are {num_bytes}"
         )
     if expected < num_bytes and not dtype.hasobject:
-        raise FileError(
+        raise DamagedFileError(
             f"{path}: {num_bytes - expected} bytes more than the {expected} in the header of {array}: damaged, "
             "or several arrays in one file, for which there is .npz"
         )

@@ -19,10 +19,12 @@ from daskdist.core.cardinality import counted
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.bisection import first_invalid, valid_parts
+from daskdist.formats.parquet_filters import clauses_of, filtered, may_hold
 from daskdist.formats.table_files import TableFiles, converted
-from daskdist.storage.filesystem import Storage, Version, failures, is_remote
+from daskdist.storage.failures import damage
+from daskdist.storage.filesystem import Storage, Version, is_remote
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.arrow_text import is_text
@@ -34,6 +36,8 @@ from daskdist.url_secrets import shown_cause
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
 # Text with fewer bytes per row in the file consists of a few repeated texts.
 _REPEATED_BYTES: Final = 3
+# The encodings that Arrow reads as a dictionary and indices.
+_OF_DICTIONARIES: Final = frozenset({"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"})
 # The most rows of a row group to leave out; with more, something else is wrong.
 _MOST_LEFT_OUT: Final = 10_000
 # The largest error of Arrow's conversion of decimals to floats, relative to the value.
@@ -93,6 +97,9 @@ class Parquet(TableFiles):
         footer = self._footer_of(version)
         if not (_known.first is first and _known.schema.equals(footer.schema)):
             _known.types = self.types(footer.schema, path, first)
+            if self.filters is not None and not self._filtered_by(footer.schema.names):
+                # Filters on partition columns only, which no schema of a file has.
+                self._check_filters(footer.schema, path)
             _known.first, _known.schema = first, footer.schema
         types, row_bytes = _known.types, first.spec.num_bytes
         splits = []
@@ -112,7 +119,7 @@ class Parquet(TableFiles):
         def read(start: int, stop: int) -> Block:
             return self._block(_rows_of(table, start, stop), split)
 
-        for row, block, error in valid_parts(table.num_rows, read, (FileError,)):
+        for row, block, error in valid_parts(table.num_rows, read, (DamagedFileError,)):
             if error is None:
                 kept.append(block)
                 continue
@@ -126,7 +133,7 @@ class Parquet(TableFiles):
         return block
 
     def _block(self, table: Any, split: Split) -> Block:
-        with failures(split.label):
+        with damage(split.label):
             for name, column in zip(table.column_names, table.columns, strict=True):
                 if _has_text(column.type):
                     _check_text(column, f"{split.label}: column {name!r}")
@@ -138,7 +145,7 @@ class Parquet(TableFiles):
         self.storage.check_unchanged(version, split.label)
         # Not with filters, which compare the values.
         repeated = [] if self.filters is not None or is_remote(path) else _footer_of(version).repeated_texts(group)
-        with self._opened(version, repeated) as (file, names), failures(split.label):
+        with self._opened(version, repeated) as (file, names), damage(split.label):
             needed = {*self._tables.read_from(names), *self._filtered_by(names)}
             columns = None if len(needed) == len(names) else [name for name in names if name in needed]
             # Splits are read in parallel already; threads within one would only contend.
@@ -172,48 +179,29 @@ class Parquet(TableFiles):
         return TableReader(self.columns, self.missing, self.partitions)
 
     def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
-        import pyarrow as pa
-
         if self._filtered_by(schema.names):
-            try:
-                self._filtered(schema.empty_table(), path)
-            except pa.ArrowException as error:
-                raise ArgumentError(f"filters: {self.filters!r}: {error}") from None
+            self._check_filters(schema, path)
         return self._tables.spec(schema, path)
-
-    @property
-    def _clauses(self) -> list[list[Any]]:
-        # Lists of conditions; all conditions of at least one list must hold.
-        if self.filters is None:
-            return []
-        is_nested = bool(self.filters) and all(isinstance(clause, list) for clause in self.filters)
-        clauses = [list(clause) for clause in self.filters] if is_nested else [list(self.filters)]
-        for condition in (condition for clause in clauses for condition in clause):
-            if not (isinstance(condition, tuple) and len(condition) == 3):
-                raise ArgumentError(f"filters: {condition!r} is not a condition; give tuples (column, operator, value)")
-        return clauses
 
     def _filtered_by(self, names: Sequence[str]) -> list[str]:
         # Return the columns of a file that the filters use.
-        filtered = [name for clause in self._clauses for name, _, _ in clause]
+        filtered = [name for clause in clauses_of(self.filters) for name, _, _ in clause]
         for name in filtered:
             if name not in names and name not in self.partitions.names:
                 raise ArgumentError(f"filters: no column {name!r}; there are {', '.join(map(repr, names))}")
         return [name for name in filtered if name in names]
 
-    def _expression(self) -> Any:
+    def _check_filters(self, schema: Any, path: str) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        try:
-            return pq.filters_to_expression(self.filters)
-        except (ValueError, TypeError, pa.ArrowException) as error:
-            raise ArgumentError(f"filters: {self.filters!r}: {error}") from None
+        # Arrow refuses some values only where there are rows.
+        nulls = {name: pa.nulls(1, schema.field(name).type) for name in self._filtered_by(schema.names)}
+        self._filtered(pa.table(nulls or {"": pa.nulls(1)}), path)
 
     def _groups(self, path: str, footer: Footer) -> list[int]:
         # Return the row groups that may have matching rows.
         groups = range(footer.metadata.num_row_groups)
-        clauses = self._clauses
+        clauses = clauses_of(self.filters)
         if not clauses:
             return list(groups)
         partition_values = {name: self.partitions.value(name, path) for name in self.partitions.names}
@@ -236,7 +224,7 @@ class Parquet(TableFiles):
         for partition_field in added:
             value = pa.scalar(self.partitions.value(partition_field.name, path), partition_field.type)
             table = table.append_column(partition_field, pa.repeat(value, table.num_rows))
-        return table.filter(self._expression()).drop_columns([partition_field.name for partition_field in added])
+        return filtered(table, self.filters).drop_columns([partition_field.name for partition_field in added])
 
     def _partition_fields(self, names: Sequence[str]) -> list[Any]:
         # Return the fields of partition columns that are not in the file itself.
@@ -280,9 +268,7 @@ class Parquet(TableFiles):
                 yield file, (file.schema_arrow if footer is None else footer.schema).names
 
     def _failures(self, version: Version) -> Any:
-        return failures(
-            version.path, f"not a Parquet file, or a truncated one, of {counted(version.num_bytes, 'byte')}"
-        )
+        return damage(version.path, f"not a Parquet file, or a truncated one, of {counted(version.num_bytes, 'byte')}")
 
 
 def _has_text(kind: Any) -> bool:
@@ -337,7 +323,7 @@ def _check_text(column: Any, where: str) -> None:
         value = repr(column.slice(start, 1).cast(pa.binary())[0].as_py())
     except pa.ArrowException:
         value = f"of type {column.type}"
-    raise FileError(
+    raise DamagedFileError(
         f"{where}: its row {start}, {value:.80}, is not UTF-8, as text in Parquet must be; leave the column out, "
         'or leave such rows out with Options(on_error="skip")'
     )
@@ -375,11 +361,13 @@ class Footer:
         # long.
         is_flat = known.num_columns == len(schema.names)
         columns = map(known.column, texts.values() if is_flat else range(known.num_columns) if texts else ())
-        # A separate text takes four bytes for its length alone.
+        # A separate text takes four bytes for its length alone, unless lengths are encoded, too.
         return [
             column.path_in_schema
             for column in columns
-            if column.path_in_schema in texts and column.total_uncompressed_size < _REPEATED_BYTES * column.num_values
+            if column.path_in_schema in texts
+            and column.total_uncompressed_size < _REPEATED_BYTES * column.num_values
+            and _OF_DICTIONARIES.issuperset(column.encodings)
         ]
 
     @classmethod
@@ -417,48 +405,6 @@ def _footer_of(version: Version) -> Footer:
 
     with pa.OSFile(os.fsencode(version.path)) as file:
         return Footer.of(file)
-
-
-def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, Any]]) -> bool:
-    """Return whether a condition may hold for a row, by the bounds of columns; it never holds for nulls.
-
-    >>> bounds = {"n": (3, 8)}
-    >>> may_hold(("n", ">", 8), bounds), may_hold(("n", "in", {1, 5}), bounds), may_hold(("m", "==", 0), bounds)
-    (False, True, True)
-    """
-    name, operator, value = condition
-    if name not in bounds:
-        return True
-    least, greatest = bounds[name]
-    if least != least or greatest != greatest:
-        # Some writers take NaN for a bound.
-        return True
-    value = _number(value)
-    try:
-        match operator:
-            case "==" | "=":
-                return bool(least <= value <= greatest)
-            case "<":
-                return bool(least < value)
-            case "<=":
-                return bool(least <= value)
-            case ">":
-                return bool(greatest > value)
-            case ">=":
-                return bool(greatest >= value)
-            case "in":
-                # Statistics ignore NaN, and of nulls only their number is known.
-                return any(item != item or least <= item <= greatest for item in map(_number, value))
-    # Incomparable values, such as a time with a zone and one without.
-    except TypeError:
-        pass
-    # NaN, which statistics ignore, differs from any value.
-    return True
-
-
-def _number(value: Any) -> Any:
-    # Return numbers as Python's, which compare exactly: NumPy would round Python's numbers to its own first.
-    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
 def _other_than_floats(path: str, kind: Any) -> Iterator[str]:

@@ -29,7 +29,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import FIXED_SIZE_KINDS, LONE, Structure
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.storage.first_file import FirstFile, differs_from_first
 from daskdist.tables.columns import Columns
 
@@ -94,7 +94,7 @@ def check_rows(name: str, shape: Sequence[int], path: str) -> None:
     if not shape:
         raise FileError(f"{path}: {array} is a single value, without an axis 0 whose rows could be elements")
     if min(shape) < 0:
-        raise FileError(f"{path}: {array} says its shape is {tuple(shape)}: damaged")
+        raise DamagedFileError(f"{path}: {array} says its shape is {tuple(shape)}: damaged")
 
 
 def row_spec(dtype: np.dtype[Any], shape: Sequence[int], where: str) -> ElementSpec:
@@ -268,7 +268,7 @@ class RangeReader(ABC):
             label = rows_label(path, start, stop)
             try:
                 kept.append(self.rows(replace(part, start=start, stop=stop), label))
-            except FileError as error:
+            except DamagedFileError as error:
                 if not kept and stop == part.stop:
                     raise
                 notes.append(Skipped(label, str(error)))

@@ -17,7 +17,7 @@ from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.storage.byte_ranges import GROWTH, ByteRanges, RangeRecords
 from daskdist.storage.compression import has_suffix
 from daskdist.storage.filesystem import Storage
@@ -92,7 +92,7 @@ class Text:
             text = data.decode(self.encoding)
         except UnicodeDecodeError as error:
             number, line = data.count(b"\n", 0, error.start), data[data.rfind(b"\n", 0, error.start) + 1 :]
-            raise FileError(
+            raise DamagedFileError(
                 f"{split.label}: its line {number}, {line[:80]!r}, is not {self.encoding}: {error.reason}; "
                 "give the right encoding, or encoding=None for bytes"
             ) from None

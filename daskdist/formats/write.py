@@ -27,7 +27,7 @@ from daskdist.formats.npy import npy_writer
 from daskdist.formats.zarr import UnfinishedStore, check_store, unfinished_store
 from daskdist.storage.atomic_file import put, remove_temporaries, rename
 from daskdist.storage.compression import compression_of, has_suffix
-from daskdist.storage.filesystem import DAMAGE, Storage, is_remote
+from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.hidden_files import is_hidden
 from daskdist.storage.http_files import check_writable
 from daskdist.storage.listing import files_below
@@ -125,7 +125,7 @@ def unwritable(path: str) -> Iterator[None]:
             f"{path}: cannot be written: there is no such directory; if workers write, give one that all of them "
             "and this process share"
         ) from shown_cause(error)
-    except DAMAGE as error:
+    except Exception as error:
         raise FileError(f"{path}: cannot be written: {error or type(error).__name__}") from shown_cause(error)
 
 

@@ -34,7 +34,8 @@ from daskdist.formats.stored_arrays import (
     names_in,
 )
 from daskdist.storage.atomic_file import put
-from daskdist.storage.filesystem import Paths, Storage, failures, is_remote, local
+from daskdist.storage.failures import damage, failures
+from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hidden_files import is_hidden_from
 from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
@@ -106,7 +107,7 @@ class Zarr(RangeReader):
         return arrays.splits(path, file, lambda start, stop: ZarrSplit(path, start, stop, arrays, stamps))
 
     def rows(self, part: ZarrSplit, label: str) -> Block:
-        with self._opened(part.path) as store, failures(label, kinds=(Exception,)):
+        with self._opened(part.path) as store, damage(label):
             names = [stored.name for stored in part.arrays.stored]
             arrays = {name: self._array(store, name, part.path) for name in names}
 
@@ -121,7 +122,7 @@ class Zarr(RangeReader):
 
     def _found(self, path: str, first: FirstFile | None) -> tuple[StoredArrays, dict[str, str]]:
         zarr, stamps = _library(), {}
-        with self._opened(path) as store, failures(path, "not a Zarr store, or damaged", (Exception,)):
+        with self._opened(path) as store, damage(path, "not a Zarr store, or damaged"):
             try:
                 node = zarr.open(store, mode="r")
             except FileNotFoundError:
@@ -152,7 +153,7 @@ class Zarr(RangeReader):
     @contextmanager
     def _opened(self, path: str) -> Iterator[Any]:
         storage = _library().storage
-        with failures(path, "cannot be opened as a Zarr store", (Exception,)):
+        with damage(path, "cannot be opened as a Zarr store"):
             if is_remote(path):
                 store = _remote_store(path, self.storage, read_only=True)
             elif os.path.isdir(path):
@@ -295,7 +296,7 @@ class UnfinishedStore:
             The final path exists, or the store cannot be written.
         """
         zarr = _library()
-        with failures(self.path, "cannot be written", (Exception,)):
+        with failures(self.path, "cannot be written"):
             if not overwrite:
                 self._check_free()
             with self._opened() as store:
@@ -326,7 +327,7 @@ class UnfinishedStore:
             raise ArgumentError(f"part {number} of {self.path} has {len(rows)} rows, but a chunk has {self.chunk_rows}")
         start = number * self.chunk_rows
         leaves = columns_of(rows)
-        with failures(self.path, "cannot be written", (Exception,)), self._opened() as store:
+        with failures(self.path, "cannot be written"), self._opened() as store:
             for name, leaf in zip(self.names, leaves, strict=True):
                 array = _library().open_array(store, path=name, mode="r+")
                 # A missing chunk was lost; it is not one of zeros.
@@ -343,7 +344,7 @@ class UnfinishedStore:
         """
         fs, inner = self.storage.located(self.temporary)
         final = self.storage.located(self.path)[1].rstrip("/")
-        with failures(self.path, "cannot be written", (Exception,)):
+        with failures(self.path, "cannot be written"):
             if not is_remote(self.temporary):
                 # Processes that were killed while they wrote a file have left it under its temporary name.
                 for file in fs.find(inner):
@@ -372,7 +373,7 @@ class UnfinishedStore:
         """Remove the unfinished store, unless it already replaced the old one."""
         fs, inner = self.storage.located(self.temporary)
         final = self.storage.located(self.path)[1].rstrip("/")
-        with failures(self.path, "cannot be removed", (Exception,)):
+        with failures(self.path, "cannot be removed"):
             if fs.exists(inner) and current(fs, final) != inner:
                 fs.rm(inner, recursive=True)
 

@@ -25,6 +25,7 @@ from daskdist.core.primitive import (
     gathered,
 )
 from daskdist.core.selection.runs import Run, RunQueue, concat
+from daskdist.errors import DamagedFileError, FileError
 from daskdist.ops.nested import ExpandRows, Expansion, NestedFunction, elements_of
 
 # The number of elements to return together, first and later, their bytes, and the datasets to open for them.
@@ -94,6 +95,8 @@ class InterleaveRows:
         try:
             return skip_errors(gathered(primitive_of(self.function.dataset(element, where=lambda: where))))
         except Exception as error:
+            if isinstance(error, FileError) and not isinstance(error, DamagedFileError):
+                raise
             return left_out(where, error, self.function.operation)
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 from daskdist.config import num_threads
 from daskdist.core.block import Block, Bundle, Rows
+from daskdist.core.failing.error_copy import copied_error
 from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.file_backed_source import FileBackedSource, FileShare
 from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
-from daskdist.errors import FileError
+from daskdist.errors import DamagedFileError, FileError
 from daskdist.formats import (
     ChoosesColumns,
     DirectoryFormat,
@@ -150,8 +151,8 @@ class ReadFiles(FileBackedSource):
         if part is not None:
             splits = whole.splits_of_file(file)
             return [splits[number] for number in part]
-        known = whole._known.get(file)
-        return whole.list_file(file) if known is None else known
+        # Listed once for all shares, so that a file that changes later is noticed.
+        return whole.splits_of_file(file)
 
     def list_file(self, file: int) -> Sequence[Split]:
         """List the splits of one file."""
@@ -181,7 +182,7 @@ class ReadFiles(FileBackedSource):
             return list_file(file)
         except FileError as error:
             path = self.paths[file]
-            return [Split(path, Unlisted(str(error)), None, 0, file, path)]
+            return [Split(path, Unlisted(error), None, 0, file, path)]
 
     @cached_property
     def _known(self) -> dict[int, Sequence[Split]]:
@@ -343,7 +344,7 @@ def _shown(listed: Iterator[Sequence[Split]], number: int) -> list[Sequence[Spli
 class Unlisted:
     """The payload of a split that stands for a file that cannot be listed."""
 
-    reason: str
+    error: FileError
 
 
 @dataclass(frozen=True)
@@ -354,10 +355,10 @@ class ReadValidRows:
 
     def __call__(self, split: Split) -> Rows:
         if isinstance(split.payload, Unlisted):
-            raise FileError(split.payload.reason)
+            raise copied_error(split.payload.error)
         try:
             return self.format.read(split)
-        except Exception:
+        except DamagedFileError:
             if not isinstance(self.format, ReadsValidRows):
                 raise
             rows = self.format.read_valid_rows(split)

@@ -85,8 +85,8 @@ class Options(_Options):
     num_threads
         The number of threads that read ahead in this process. Default: the setting ``daskdist.num-threads``.
     on_error
-        ``"raise"``, or ``"skip"`` to log and leave out elements whose computation fails, as ``ignore_errors`` does.
-        Default: ``"raise"``.
+        ``"raise"``, or ``"skip"`` to log and leave out elements whose computation fails and damaged parts of files, as
+        ``ignore_errors`` does. Default: ``"raise"``.
     python_numbers
         The dtypes of Python numbers in elements, also of those that functions return: ``"numpy"`` for int64 and
         float64, or ``"tensorflow"`` for int32 (int64 for larger numbers) and float32. It applies to operations added

@@ -21,9 +21,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from daskdist.config import in_bytes, num_threads
 from daskdist.core.primitive import Split
-from daskdist.errors import FileError
+from daskdist.errors import DamagedFileError, FileError
 from daskdist.storage.compression import Reopened, decompressed, inferred
-from daskdist.storage.filesystem import Storage, Version, failures
+from daskdist.storage.failures import damage, proves_damage
+from daskdist.storage.filesystem import Storage, Version
 from daskdist.waiting import wait_intervals
 
 # Bytes first read beyond a range for the end of its last record.
@@ -232,7 +233,7 @@ class ByteRanges:
     def head(self, path: str, num_bytes: int) -> tuple[bytes, bool]:
         """Return the first bytes of a decompressed file, and whether they are the whole file."""
         compression = self.compression_of(path)
-        with self.storage.open(path) as file, failures(path):
+        with self.storage.open(path) as file, damage(path):
             stream = decompressed(file, compression)
             parts = list(_chunks(stream, num_bytes + 1))
         data = b"".join(parts)
@@ -255,10 +256,10 @@ class ByteRanges:
         """
         part: ByteRange = split.payload
         self.storage.check_unchanged(part.version, split.label)
-        with failures(split.label):
+        with damage(split.label):
             piece = self._from_stream(part) if part.compression else self._from_file(part)
         if piece.broken is not None and not is_lenient:
-            raise FileError(f"{split.label}: damaged or cut short: {piece.broken}")
+            raise DamagedFileError(f"{split.label}: damaged or cut short: {piece.broken}")
         return piece
 
     def _from_file(self, part: ByteRange) -> RangeRecords:
@@ -342,7 +343,10 @@ class ByteRanges:
                     return RangeRecords(held.getvalue(), at)
                 more = file.read(margin)
                 if not more and not is_end:
-                    raise EOFError(f"the file has {at + len(data)} bytes, {size} when it was listed")
+                    raise FileError(
+                        f"{part.version.path}: has {at + len(data)} bytes, but {size} when it was listed; create the "
+                        "dataset again"
+                    )
                 data, margin = data + more, min(margin * 2, max(_longest(), _MARGIN))
 
     def _from_stream(self, part: ByteRange) -> RangeRecords:
@@ -421,8 +425,9 @@ class _Stream:
         except BrokenRecord as error:
             data, end = b"".join(parts), error.offset
             self.broken = f"at byte {self.offset + end} when decompressed: {error.reason}"
-        # Libraries raise many errors for damaged or short files; zlib.error and LZMAError share only Exception.
         except Exception as error:
+            if not proves_damage(error):
+                raise
             data = b"".join(parts)
             end = _whole(framing, data)
             self.broken = f"after {self.offset + len(data)} bytes when decompressed: {error or type(error).__name__}"

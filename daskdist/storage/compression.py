@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from typing import IO, Any, Final
 
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.http_files import without_query
 
@@ -62,7 +62,7 @@ def inferred(path: str, head: bytes) -> str | None:
     by_head = next((name for name, magic in _MAGIC.items() if head.startswith(magic)), None)
     by_name = next((name for name, ends in _ENDS.items() if without_query(path).lower().endswith(ends)), None)
     if by_head is None and by_name in _MAGIC and head:
-        raise FileError(
+        raise DamagedFileError(
             f"{path}: its name says {by_name}, but its content does not begin like that; "
             "give compression=None to read it as it is"
         )

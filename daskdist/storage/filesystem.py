@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import glob
-import lzma
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,7 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any, Final
 
-from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.failures import CREDENTIALS, advice_for, failures, reading
 from daskdist.storage.hidden_files import is_hidden, is_hidden_below, is_hidden_from
 from daskdist.storage.http_files import is_http, num_bytes, open_http, without_query
 from daskdist.storage.listing import files_below, matches, with_suffix, without_directories
@@ -23,22 +22,6 @@ from daskdist.url_secrets import shown_cause
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 StorageOptions = Mapping[str, Any] | None
-
-# Errors of libraries for a damaged file depend on the place of the damage.
-DAMAGE: Final = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    NotImplementedError,
-    RecursionError,
-    EOFError,
-    MemoryError,
-    zlib.error,
-    lzma.LZMAError,
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,9 +129,9 @@ class Storage:
         except FileNotFoundError:
             return Listing([], [])
         except PermissionError as error:
-            raise FileError(f"{path!r} cannot be looked up: {error}; {_CREDENTIALS}") from shown_cause(error)
+            raise FileError(f"{path!r} cannot be looked up: {error}; {CREDENTIALS}") from shown_cause(error)
         except Exception as error:
-            advice = _advice(error)
+            advice = advice_for(error)
             if advice is None and not isinstance(error, (OSError, ValueError)):
                 raise
             raise FileError(f"{path!r} cannot be looked up: {error}{advice or ''}") from shown_cause(error)
@@ -221,8 +204,7 @@ class Storage:
         FileError
             The file is missing, or access is denied.
         """
-        # Only errors of reading become `FileError`; others from the caller's code pass through.
-        with failures(path, "cannot be read", (OSError,)):
+        with reading(path):
             if is_remote(path):
                 fs, inner = self.located(path)
                 with open_http(fs, inner, fs.info(inner)) if is_http(path) else fs.open(inner, "rb") as file:
@@ -356,7 +338,7 @@ class Storage:
                 with open(path, "rb", buffering=0) as whole:
                     return whole.read()
             except OSError:
-                with failures(path, "cannot be read", (OSError,)):
+                with reading(path):
                     raise
         with self.open(path) as file:
             file.seek(start)
@@ -380,72 +362,6 @@ class Version:
     path: str
     num_bytes: int
     tag: str
-
-
-@contextmanager
-def failures(
-    label: str, problem: str = "damaged or cut short", kinds: tuple[type[Exception], ...] = DAMAGE
-) -> Iterator[None]:
-    """Raise errors of this context as a `FileError` that names the file.
-
-    Parameters
-    ----------
-    label
-        The name of the file or of its split.
-    problem
-        The meaning of other errors, for the message.
-    kinds
-        The errors of libraries to convert.
-    """
-    try:
-        yield
-    except DaskdistError:
-        raise
-    except FileNotFoundError as error:
-        raise FileError(
-            f"{label}: not found: deleted since it was listed, or on a disk that this machine cannot access"
-        ) from shown_cause(error)
-    except PermissionError as error:
-        remote = f"; {_CREDENTIALS}" if is_remote(label) else ""
-        raise FileError(f"{label}: access denied: {error}{remote}") from shown_cause(error)
-    except Exception as error:
-        advice = _advice(error)
-        if advice is None and not isinstance(error, kinds):
-            raise
-        raise FileError(f"{label}: {problem}: {error or type(error).__name__}{advice or ''}") from shown_cause(error)
-
-
-# Libraries of file systems whose errors derive from Exception only.
-_REMOTE_LIBRARIES: Final = {
-    "botocore",
-    "aiobotocore",
-    "boto3",
-    "google",
-    "gcsfs",
-    "azure",
-    "adlfs",
-    "aiohttp",
-    "paramiko",
-}
-_CREDENTIALS: Final = (
-    "give credentials by storage_options, such as {'key': ..., 'secret': ...} for s3://, or by the environment, or "
-    "{'anon': True} for public data"
-)
-
-
-def _advice(error: Exception) -> str | None:
-    """Return what to do about an error of a library of remote file systems; None for any other error."""
-    if type(error).__module__.partition(".")[0] not in _REMOTE_LIBRARIES:
-        return None
-    name = type(error).__name__
-    if any(word in name for word in ("Credential", "Token", "Auth", "Profile")):
-        return f"; {_CREDENTIALS}"
-    if any(word in name for word in ("Endpoint", "Connect", "Timeout", "Region", "Bucket")):
-        return (
-            "; check that the name and the endpoint are right and reachable: storage_options={'endpoint_url': ...} "
-            "for s3://"
-        )
-    return "; check which storage_options the file system takes"
 
 
 # The number of remote files to look up at the same time.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import FileError
+from daskdist.errors import DamagedFileError, FileError
 
 logger: Final = logging.getLogger("daskdist")
 # The number of unreadable files after which the cause is not a few damaged files.
@@ -45,15 +45,15 @@ def readable_files(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[
 
     Notes
     -----
-    Unreadable files before the first readable one are logged. Reading them later raises, or skips them if errors are
-    skipped, as for any file.
+    Damaged files before the first readable one are logged. Reading them later raises, or skips them if errors are
+    skipped, as for any file. Any other reason why a file cannot be read is raised at once.
     """
-    failed: list[FileError] = []
+    failed: list[DamagedFileError] = []
     has_readable = False
     for path in paths:
         try:
             learned = learn(path)
-        except FileError as error:
+        except DamagedFileError as error:
             failed.append(error)
             if len(failed) >= _MOST_UNREADABLE and not has_readable:
                 break

@@ -41,7 +41,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT, Structure
 from daskdist.core.to_numpy import is_rounded
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.arrow_text import is_bytes, is_text, repeated_texts, texts_of
 from daskdist.tables.columns import Columns
@@ -461,7 +461,7 @@ def _of_lists(values: Any, splits: np.ndarray[Any, Any], where: Place, missing: 
     # Convert the values of lists that end at the given places.
     if values.null_count and missing is None and _lacks_null(values.type):
         row = int(np.searchsorted(splits, _first_null(values), "right")) - 1
-        raise FileError(
+        raise DamagedFileError(
             f"{where}: the list in its row {row} has a null, and {values.type} has no value for that, as floats have "
             f"NaN and times NaT; give a replacement with {_advice(values.type, where)}, or leave the column out"
         )
@@ -538,7 +538,7 @@ def _filled(array: Any, where: Place, missing: Any, dtype: np.dtype[Any]) -> Any
 def _refuse_nulls(array: Any, where: Place) -> None:
     if array.null_count:
         nulls = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
-        raise FileError(
+        raise DamagedFileError(
             f"{where} of type {array.type} has {nulls}, the first in row {_first_null(array)}, but only floats have "
             f"NaN and times NaT; give a replacement with {_advice(array.type, where)}, or leave it out"
         )

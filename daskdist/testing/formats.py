@@ -16,7 +16,7 @@ from dask.base import tokenize
 from daskdist.core.block import Bundle
 from daskdist.core.primitive import Split
 from daskdist.dataset import Dataset
-from daskdist.errors import FileError
+from daskdist.errors import DamagedFileError, FileError
 from daskdist.formats import DirectoryFormat, Format, ReadsValidRows, WritableFormat
 from daskdist.ops.read_files import read_node
 from daskdist.ops.with_options import Options
@@ -139,7 +139,7 @@ class FormatLaws:
             file.write_bytes(b"")
         try:
             form.spec(str(damaged))
-        except FileError:
+        except DamagedFileError:
             pass
         else:
             # An empty file is a valid one of this format without elements.
@@ -152,7 +152,12 @@ class FormatLaws:
             elements,
             "the same as the last file",
         )
-        _refuses(lambda: list(dataset), str(damaged))
+        try:
+            list(dataset)
+        except DamagedFileError as error:
+            check(str(damaged) in str(error), f"the error does not name the file: {error}")
+        else:
+            check(False, f"{damaged} is damaged, and no DamagedFileError was raised")
 
     def test_splits_have_valid_descriptions(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
@@ -289,5 +294,7 @@ def _refuses(read: Any, path: str) -> None:
         read()
     except FileError as error:
         check(path in str(error), f"the error does not name the file: {error}")
+        # Damaged files are left out where errors are skipped, but a missing one must not be.
+        check(not isinstance(error, DamagedFileError), f"a missing file is reported as damaged: {error}")
     else:
         check(False, f"{path} is not there, and no FileError was raised")

@@ -46,9 +46,9 @@ def test_an_unknown_name_is_an_error_with_the_known_names():
 
 def test_files_that_cannot_be_listed_are_left_out_and_counted(parquet_files, caplog):
     paths = parquet_files(2, files=4)
-    Path(paths[1]).write_bytes(b"no table at all")
+    for path in paths[1:3]:
+        Path(path).write_bytes(b"no table at all")
     ds = read_parquet(paths, "id").with_options(daskdist.Options(on_error="skip"))
-    Path(paths[2]).unlink()
     iterator = iter(ds)
     with caplog.at_level(logging.WARNING, "daskdist"):
         assert [int(x) for x in iterator] == [0, 1, 6, 7]

@@ -11,6 +11,7 @@ from daskdist.core.block import Batches, Bundle, Rows, read_only
 from daskdist.core.failing.composed import stages_of
 from daskdist.core.failing.error_copy import copied_error
 from daskdist.core.failing.packed_error import pack_error, unpacked_error
+from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import DaskdistError, UserFunctionError
@@ -439,7 +440,9 @@ class TryEachRead:
         try:
             rows: Rows = read(split, *values)
         except Exception as error:
-            return _none_of(split, error)
+            # Where damaged parts are left out, no number of rows was promised, so that one error is enough.
+            number = None if isinstance(read, SkipErrorsRead) else split.num_rows
+            return _none_of(split, error, 1 if number is None else number)
         rows = _with_failures_before(rows, self.left_out)
         return TryEachStage(tuple(computations), self.left_out, first_stage=1)(rows)
 
@@ -472,8 +475,7 @@ class TryEachStage:
         return rows
 
 
-def _none_of(split: Split, error: Exception) -> Rows:
-    number = 1 if split.num_rows is None else split.num_rows
+def _none_of(split: Split, error: Exception, number: int) -> Rows:
     failed = FailedElement(error, f"{split.label} {uuid.uuid4().hex}", _NOT_READ)
     return PartlyFailed(LONE, [failed] * number, split.label)
 

@@ -26,7 +26,7 @@ from daskdist.core.primitive import (
     same,
 )
 from daskdist.core.structure import LONE, Leaves
-from daskdist.errors import FileError
+from daskdist.errors import DamagedFileError
 
 _R = TypeVar("_R")
 
@@ -90,7 +90,7 @@ def cardinality_with_skips(node: Node) -> int:
     """Return the number of elements of a node if failing elements and unreadable files may be left out."""
     try:
         number = node.cardinality
-    except FileError:
+    except DamagedFileError:
         return UNKNOWN
     return number if number <= 0 else UNKNOWN
 
@@ -140,14 +140,14 @@ class SkipErrorsCompute:
 
 @dataclass(frozen=True)
 class SkipErrorsRead:
-    """A reader that returns no rows for a split that cannot be read."""
+    """A reader that returns no rows for a split whose file is damaged."""
 
     function: Callable[..., Rows]
 
     def __call__(self, split: Split, *values: Any) -> Rows:
         try:
             return self.function(split, *values)
-        except Exception as error:
+        except DamagedFileError as error:
             return with_skipped(Bundle(LONE, [], split.label), [_note(split.label, error, split.path)])
 
 

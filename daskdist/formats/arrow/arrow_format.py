@@ -17,18 +17,18 @@ from daskdist.core.block import Block
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import FileError
+from daskdist.errors import DamagedFileError
 from daskdist.formats.arrow.arrow_messages import (
     CONTINUES,
     FEATHER_1,
     MAGIC,
     BatchIndex,
     Message,
-    damage,
     index_of,
     opened,
 )
 from daskdist.formats.table_files import TableFiles, converted
+from daskdist.storage.failures import damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
@@ -142,12 +142,12 @@ class Arrow(TableFiles):
                     with damage(split.label):
                         table = self._table(batches.batches(number, number + 1), part)
                         kept.append(self._tables.block(table, split.label, split.path or ""))
-                except FileError as error:
+                except DamagedFileError as error:
                     if part.stop - part.start == 1:
                         raise
                     notes.append(Skipped(f"record batch {number} of {part.version.path}", str(error)))
         if not kept:
-            raise FileError(f"{split.label}: none of its record batches can be read: {notes[0].reason}")
+            raise DamagedFileError(f"{split.label}: none of its record batches can be read: {notes[0].reason}")
         block = Block.concat(kept, split.label)
         block.skipped = tuple(notes)
         return block

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from daskdist.errors import FileError
-from daskdist.storage.filesystem import DAMAGE, Storage, Version, failures, is_remote
+from daskdist.errors import DamagedFileError, FileError
+from daskdist.storage.failures import damage
+from daskdist.storage.filesystem import Storage, Version, is_remote
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -93,7 +93,7 @@ def index_of(storage: Storage, version: Version) -> BatchIndex:
     """
     path = version.path
     if not version.num_bytes:
-        raise FileError(f"{path} is empty, while even an Arrow file without rows has a schema")
+        raise DamagedFileError(f"{path} is empty, while even an Arrow file without rows has a schema")
     with damage(path, "not an Arrow file, or a damaged one"), opened(storage, path) as source:
         head = bytes(source.read(8))
         if head.startswith(FEATHER_1):
@@ -109,13 +109,6 @@ def opened(storage: Storage, path: str) -> Any:
     import pyarrow as pa
 
     return storage.open(path) if is_remote(path) else pa.memory_map(os.fsencode(path))
-
-
-def damage(label: str, problem: str = "damaged or cut short") -> AbstractContextManager[None]:
-    """Turn errors of a damaged file into `FileError` like `failures`, including pyarrow's own classes of errors."""
-    import pyarrow as pa
-
-    return failures(label, problem, (*DAMAGE, pa.ArrowException))
 
 
 def _of_file(source: Any, version: Version) -> BatchIndex:

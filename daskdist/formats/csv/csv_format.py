@@ -16,7 +16,7 @@ from daskdist.core.block import Block
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.csv.dialect import (
     TABS,
     Dialect,
@@ -30,7 +30,7 @@ from daskdist.formats.csv.dialect import (
 from daskdist.formats.csv.fields import Fields, InvalidValue, arrow_type, kind_named, with_zone
 from daskdist.formats.sampled import SampledFormat
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
-from daskdist.storage.filesystem import failures
+from daskdist.storage.failures import damage
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 # Files with at least this many columns have splits of the usual size.
@@ -147,7 +147,7 @@ class Csv(SampledFormat):
         path = split.path or ""
         piece, fields = self._piece(split, part), self._fields(part, path)
         data = self._text(piece, split)
-        with failures(split.label):
+        with damage(split.label):
             try:
                 table = fields.table(data)
             except pa.ArrowInvalid as error:
@@ -160,7 +160,7 @@ class Csv(SampledFormat):
         piece, fields = self._piece(split, part, is_lenient=True), self._fields(part, path)
         notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
         data = self._text(piece, split, notes)
-        with failures(split.label):
+        with damage(split.label):
             data, unequal = without_unequal(data, fields, self.dialect.of(path))
             notes += [
                 Skipped(f"row {row} of {split.label}", f"{num_fields} fields, not {len(fields.names)}: {text!r:.80}")
@@ -187,7 +187,7 @@ class Csv(SampledFormat):
             return self.schema
         sampled_columns = self._sampled(path)
         if sampled_columns is None:
-            raise FileError(f"{path}: empty, so its columns are unknown; give header=[...] and dtypes={{...}}")
+            raise DamagedFileError(f"{path}: empty, so its columns are unknown; give header=[...] and dtypes={{...}}")
         return self._schema(sampled_columns, path)
 
     def _sampled(self, path: str) -> Sampled | None:
@@ -291,7 +291,7 @@ class Csv(SampledFormat):
             if notes is None:
                 begins, _ = framing.rows(data)
                 row = int((begins <= error.start).sum()) - 1
-                raise FileError(
+                raise DamagedFileError(
                     f"{split.label}: its row {row} is not {dialect.encoding}: {error.reason}; give the right encoding"
                 ) from None
         kept = []
@@ -305,7 +305,9 @@ class Csv(SampledFormat):
 
     # --- errors ---
 
-    def _conversion_error(self, split: Split, fields: Fields, data: bytes, offset: int, error: Exception) -> FileError:
+    def _conversion_error(
+        self, split: Split, fields: Fields, data: bytes, offset: int, error: Exception
+    ) -> DamagedFileError:
         # Return the error for rows that are known to be invalid.
         dialect = self.dialect.of(split.path or "")
         begins, ends = dialect.exact_framing.rows(data, with_blank=dialect.keeps_blank)
@@ -319,13 +321,13 @@ class Csv(SampledFormat):
         if unequal:
             row = min(unequal)
             text = data[begins[row] : ends[row]].decode("utf-8", "replace")
-            return FileError(
+            return DamagedFileError(
                 f"{where(row)}has {unequal[row]} fields, not {len(fields.names)}: {text!r:.120}; fix it, or leave "
                 'such rows out with Options(on_error="skip")'
             )
         _, invalid_values = fields.without_invalid(data)
         if not invalid_values:
-            return FileError(f"{split.label}: {error}")
+            return DamagedFileError(f"{split.label}: {error}")
         invalid, kinds = invalid_values[0], dict(fields.kinds)
         name, kind = invalid.column, kinds[invalid.column]
         if invalid.value is None:
@@ -342,7 +344,7 @@ class Csv(SampledFormat):
         else:
             guessed = fields.guessed(data, name).removesuffix(" UTC")
             advice = f"dtypes={{{name!r}: {'str' if guessed in (kind, 'bytes') else guessed!r}}}"
-        return FileError(f"{where(invalid.row)}column {name!r}: {_what(invalid, kinds)}; give {advice}")
+        return DamagedFileError(f"{where(invalid.row)}column {name!r}: {_what(invalid, kinds)}; give {advice}")
 
 
 def _numbers_without(left_out: list[int]) -> Callable[[int], int]:

@@ -11,12 +11,13 @@ from itertools import count
 from typing import Any, Final
 
 from daskdist.config import in_bytes
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.csv.fields import NULLS, TEXT_NULLS, Fields, fields_in
 from daskdist.formats.csv.quotes import BYTE_ORDER_MARK, Quotes
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges
 from daskdist.storage.compression import has_suffix
-from daskdist.storage.filesystem import Version, failures
+from daskdist.storage.failures import damage
+from daskdist.storage.filesystem import Version
 
 TABS: Final = (".tsv", ".tab")
 
@@ -213,17 +214,18 @@ def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes
             return Sampled(names, (_TEXT,) * len(names), False) if names else None
         if dialect.has_header and dialect.names is None and dialect.comment is None:
             _refuse_comment(path, names[0], len(names), data, dialect)
-        num_fields = _num_fields(first[0], dialect)
+        with damage(path, "its first row cannot be read"):
+            num_fields = _num_fields(first[0], dialect)
         names = names or _numbered(num_fields)
         fields = Fields(names, (), **dialect.of_fields)
-        with failures(path):
+        with damage(path):
             rows, _ = without_unequal(data, fields, dialect)
         if rows.strip(BYTE_ORDER_MARK):
             break
         if is_all or sample_bytes >= in_bytes("max-record-bytes"):
             raise _no_row_fits(path, names, first[0], num_fields, dialect)
         sample_bytes *= 16
-    with failures(path):
+    with damage(path):
         kinds = fields.infer(rows)
         binary = tuple((name, "str") for name, (kind, _) in zip(names, kinds, strict=True) if kind == "bytes")
         undecodable: dict[str, int] = {}
@@ -294,7 +296,7 @@ def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[st
         first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path, comment=dialect.comment)
         if first is not None:
             row = dialect.in_utf8(first[0])
-            with failures(path, f"its header, {first[0]!r:.80}, cannot be read; give its encoding"):
+            with damage(path, f"its header, {first[0]!r:.80}, cannot be read; give its encoding"):
                 if dialect.names is not None:
                     return dialect.names or _numbered(_num_fields(row, dialect)), first[1]
                 names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
@@ -313,7 +315,7 @@ def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[st
 def _more(path: str, num_bytes: int) -> int:
     # Return how much of a file to read if no row ends in so many bytes.
     if num_bytes >= in_bytes("max-record-bytes"):
-        raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text with this delimiter?")
+        raise DamagedFileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text with this delimiter?")
     return num_bytes * 16
 
 
@@ -340,7 +342,8 @@ def _refuse_comment(path: str, first_name: str, num_names: int, data: bytes, dia
         row = data[begin:end]
         if row.startswith(mark.encode()):
             continue
-        num_fields = _num_fields(row, dialect)
+        with damage(path, "its first row cannot be read"):
+            num_fields = _num_fields(row, dialect)
         if num_fields != num_names:
             raise FileError(
                 f"{path}: its first line begins with {first_name!r:.60}, which looks like a comment rather than the "
@@ -383,5 +386,5 @@ def _first_row(
     try:
         end = framing.boundary(data[start:], 1, is_end=is_end, may_have_mark=True)
     except BrokenRecord as error:
-        raise FileError(f"{path}: {error.reason}") from None
+        raise DamagedFileError(f"{path}: {error.reason}") from None
     return None if end is None else (data[start : start + end], start + end)

@@ -425,7 +425,7 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
     """
     if len(row) > csv.field_size_limit():
         # Python's reader refuses fields of so many characters, by a limit that holds for the whole process.
-        names = ("0",)
+        names: tuple[str, ...] = ("0",)
         for num_fields in Fields(names, (), delimiter, quote).unequal(row).values():
             names = tuple(map(str, range(num_fields)))
         columns = Fields(names, (), delimiter, quote)._parsed(row, dict.fromkeys(names, "bytes")).columns

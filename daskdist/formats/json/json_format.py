@@ -19,7 +19,7 @@ from daskdist.core.block import Block
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.formats.bisection import first_invalid, valid_parts
 from daskdist.formats.json.json_types import (
     Kind,
@@ -35,7 +35,8 @@ from daskdist.formats.json.json_types import (
 from daskdist.formats.sampled import SampledFormat
 from daskdist.formats.text import Lines
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges
-from daskdist.storage.filesystem import Storage, Version, failures
+from daskdist.storage.failures import damage
+from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 _MARK: Final = b"\xef\xbb\xbf"
@@ -187,7 +188,7 @@ class Json(SampledFormat):
         kind = self._kind(path)
         if not kind.fields and not self.dtypes:
             head, _ = self._ranges(True).head(path, _HEAD_BYTES)
-            raise FileError(
+            raise DamagedFileError(
                 f"{path}: there is no object from which types can be inferred: {_likeness(head)}; if objects come "
                 "later, give dtypes={field: dtype}"
             )
@@ -211,13 +212,13 @@ class Json(SampledFormat):
         objects, problem = _found(data)
         if problem is not None:
             if not is_lenient:
-                raise FileError(f"{split.label}: object {len(objects)} of it is not JSON: {problem}")
+                raise DamagedFileError(f"{split.label}: object {len(objects)} of it is not JSON: {problem}")
             notes = (*notes, Skipped(f"object {len(objects)} of {split.label}, and what comes after", problem))
         return DecodeObjects(b"\n".join(objects), "object", notes)
 
     def _block(self, data: bytes, split: Split) -> Block:
         table = self._decoded(data, _parsed(split.payload.schema))
-        with failures(split.label):
+        with damage(split.label):
             return self.tables.block(table, split.label, split.path or "")
 
     def _chosen(self, schema: Any) -> tuple[Any, str]:
@@ -256,12 +257,12 @@ class Json(SampledFormat):
             raise pa.ArrowInvalid(f"there are {table.num_rows} objects in {num_lines} lines")
         return table
 
-    def _complaint(self, objects: DecodeObjects, split: Split, error: Exception) -> FileError:
+    def _complaint(self, objects: DecodeObjects, split: Split, error: Exception) -> DamagedFileError:
         # Return the error for the first line that cannot be read.
         schema, lines = _parsed(split.payload.schema), objects.data.split(b"\n")
         start = first_invalid(len(lines), lambda start, stop: self._failure(lines[start:stop], schema) is None)
         reason = self._reason(lines[start], schema) or str(self._failure([lines[start]], schema) or error)
-        return FileError(f"{split.label}: its {objects.unit} {start}, {lines[start][:80]!r}: {reason}")
+        return DamagedFileError(f"{split.label}: its {objects.unit} {start}, {lines[start][:80]!r}: {reason}")
 
     def _failure(self, lines: Sequence[bytes], schema: Any) -> Exception | None:
         import pyarrow as pa
@@ -306,10 +307,10 @@ class Json(SampledFormat):
         def read(start: int, stop: int) -> Block:
             return self._block(b"\n".join(lines[start:stop]), split)
 
-        for number, block, error in valid_parts(len(lines), read, (pa.ArrowException, FileError)):
+        for number, block, error in valid_parts(len(lines), read, (pa.ArrowException, DamagedFileError)):
             if error is not None:
                 schema = _parsed(split.payload.schema)
-                reason = None if isinstance(error, FileError) else self._reason(lines[number], schema)
+                reason = None if isinstance(error, DamagedFileError) else self._reason(lines[number], schema)
                 notes.append(Skipped(f"{objects.unit} {number} of {split.label}", reason or str(error)))
             elif len(block):
                 kept.append(block)

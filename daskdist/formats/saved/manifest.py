@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from daskdist.core.json_codec import spec_from_json, spec_to_json, typed
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.storage.atomic_file import TEMPORARY, located, writing
 from daskdist.url_secrets import shown_cause
 
@@ -135,7 +135,7 @@ def read_manifest(directory: str) -> Manifest:
     except FileNotFoundError:
         raise FileError(f"{path}: not found: nothing was saved in {directory}, or saving has not finished") from None
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: damaged: not JSON: {error}") from shown_cause(error)
+        raise DamagedFileError(f"{path}: damaged: not JSON: {error}") from shown_cause(error)
     # Not only OSError: libraries of remote file systems have errors of their own.
     except Exception as error:
         raise FileError(f"{path}: cannot be read: {error}") from shown_cause(error)
@@ -152,7 +152,7 @@ def read_manifest(directory: str) -> Manifest:
             compression=None if compression is None else typed(compression, str),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: damaged: {type(error).__name__}: {error}") from shown_cause(error)
+        raise DamagedFileError(f"{path}: damaged: {type(error).__name__}: {error}") from shown_cause(error)
 
 
 def is_manifest(head: bytes) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +29,12 @@ from daskdist.core.json_codec import dtype_from_json, dtype_to_json, no_dataset
 from daskdist.core.ragged import Ragged
 from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array
 from daskdist.core.to_numpy import native
-from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.errors import ArgumentError, FileError, StackError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
 from daskdist.storage.atomic_file import located, writing
+from daskdist.storage.failures import damage
 from daskdist.tables.to_arrow import columns_of
 from daskdist.url_secrets import shown_cause
-
-# The errors of Arrow and NumPy for a damaged file depend on the place of the damage.
-_DAMAGE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,23 +338,22 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
 
     fs, root = located(directory)
     path = f"{root}/{name}"
-    try:
+    with damage(path):
         # Arrays keep a file mapped after it is closed.
-        source = pa.memory_map(os.fsencode(path)) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb")
+        try:
+            source = pa.memory_map(os.fsencode(path)) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb")
+        except FileNotFoundError as error:
+            raise FileError(
+                f"{path}: not found: deleted since it was saved, or on a disk that this machine cannot access"
+            ) from shown_cause(error)
         with source, pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
             if KEY not in (reader.schema.metadata or {}):
                 raise FileError(f"{path}: an Arrow file, but not of a saved dataset")
-            yield path, reader
-    except FileNotFoundError as error:
-        raise FileError(
-            f"{path}: not found: deleted since it was saved, or on a disk that this machine cannot access"
-        ) from shown_cause(error)
-    except FileError:
-        raise
-    except PermissionError as error:
-        raise FileError(f"{path}: access denied: {error}") from shown_cause(error)
-    except (DaskdistError, *_DAMAGE) as error:
-        raise FileError(f"{path}: damaged or cut short: {error}") from shown_cause(error)
+            try:
+                yield path, reader
+            # A layout, shape or dtype that is impossible.
+            except (ArgumentError, StackError) as error:
+                raise ValueError(error) from shown_cause(error)
 
 
 def _columns(reader: Any, layouts: Sequence[_Layout], num_rows: int) -> list[Any]:

@@ -13,11 +13,14 @@ from typing import Any, Final
 from dask.base import normalize_token
 
 from daskdist.config import setting
-from daskdist.errors import ArgumentError, DaskdistError, FileError, MissingPackageError
-from daskdist.storage.filesystem import DAMAGE, failures, is_remote, local
+from daskdist.errors import ArgumentError, DamagedFileError, DaskdistError, FileError, MissingPackageError
+from daskdist.storage.failures import failures
+from daskdist.storage.filesystem import is_remote, local
 
 # Parts of the names of secret options.
 _SECRET: Final = ("pass", "pwd", "secret", "token", "cred", "odbc_connect", "private")
+# SQLite's names of errors for a file whose content is not that of a database.
+_DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 # Driver -> its option for the connection timeout in seconds.
 _TIMEOUTS: Final = {
     "mariadbconnector": "connect_timeout",
@@ -84,9 +87,7 @@ def connected(login: Login, path: str, label: str) -> Iterator[Any]:
     FileError
         The database cannot be reached, or an operation on the connection fails.
     """
-    sa = library()
     engine = _engine_at(login, path)
-    kinds = (sa.exc.SQLAlchemyError, engine.dialect.loaded_dbapi.Error, *DAMAGE)
     try:
         with engine.connect() as connection:
             if engine.dialect.name == "sqlite":
@@ -95,9 +96,11 @@ def connected(login: Login, path: str, label: str) -> Iterator[Any]:
     except DaskdistError:
         raise
     # The driver's error may contain the password, so it is not chained as the cause.
-    except kinds as error:
-        message = " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
-        raise FileError(f"{label}: cannot be read: {login.without_secrets(message)}") from None
+    except Exception as error:
+        cause = getattr(error, "orig", None) or error
+        message = login.without_secrets(" ".join(str(cause).split())) or type(cause).__name__
+        kind = DamagedFileError if getattr(cause, "sqlite_errorname", "") in _DAMAGED else FileError
+        raise kind(f"{label}: cannot be read: {message}") from None
 
 
 def _engine_at(login: Login, path: str) -> Any:
@@ -206,7 +209,9 @@ def _url(url: str) -> Any:
 
 def _check_file(path: str) -> None:
     with failures(path, "cannot be looked up"):
-        os.stat(path)
+        num_bytes = os.stat(path).st_size
+    if not num_bytes:
+        raise DamagedFileError(f"{path}: has 0 bytes, and so no tables")
 
 
 def _is_secret(name: str) -> bool:

@@ -18,7 +18,7 @@ from daskdist.core.failing.origin import Origin, SelectedOrigins, Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.formats.tfrecord.checksums import crc32c, wrong_records
 from daskdist.formats.tfrecord.example import Examples, Feature
 from daskdist.formats.tfrecord.example_writer import block_of, check_example, examples_of
@@ -95,7 +95,7 @@ class TFRecord:
     def read(self, split: Split) -> Block:
         block, refused = self._block(split, self._piece(split))
         for where, reason in refused:
-            raise FileError(f"{where}: {reason}")
+            raise DamagedFileError(f"{where}: {reason}")
         return block
 
     def read_valid_rows(self, split: Split) -> Block:

@@ -25,12 +25,13 @@ from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT, Structure, as_array
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.image_codec import ImageOptions, pillow
 from daskdist.formats.webdataset.decoding import Decoding
 from daskdist.formats.webdataset.samples import KEY, Sample, Samples, parts_of, samples_of, why_no_key
 from daskdist.storage.byte_ranges import ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.compression import has_suffix
+from daskdist.storage.failures import proves_damage
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.columns import Columns
@@ -101,7 +102,7 @@ class WebDataset:
         if not samples:
             named = [] if self.columns is None else optree.tree_leaves(self.columns)
             if not named or any(name != KEY and decoding.spec(name) is None for name in named if isinstance(name, str)):
-                raise FileError(
+                raise DamagedFileError(
                     f"{path}: has no samples to infer the fields of an element from; leave the file out, or name the "
                     "fields, other than json and npy ones, with columns=[...]"
                 )
@@ -114,7 +115,7 @@ class WebDataset:
         except ArgumentError as error:
             if is_sound:
                 raise
-            raise FileError(f"{path}: damaged or cut short: {error}, in the readable part") from None
+            raise DamagedFileError(f"{path}: damaged or cut short: {error}, in the readable part") from None
         for leaf in columns.leaves:
             if isinstance(leaf, tuple) and any(name == KEY or decoding.kind(name) != "int" for name in leaf):
                 raise ArgumentError(f"columns: {list(leaf)}: only integer fields can be joined in an array")
@@ -130,7 +131,7 @@ class WebDataset:
         has_images = any(name != KEY and decoding.kind(name) == "image" for name in names)
         listed = self._ranges.list(path, file, _GROWTH if has_images else 1)
         if not listed:
-            raise FileError(f"{path}: has 0 bytes; an archive without members has at least 1024 zeros")
+            raise DamagedFileError(f"{path}: has 0 bytes; an archive without members has at least 1024 zeros")
         return [replace(split, payload=WebDatasetSplit(split.payload, first.spec)) for split in listed]
 
     def read(self, split: Split) -> Block | Bundle:
@@ -151,7 +152,7 @@ class WebDataset:
                 values = reading.values(sample)
                 reading.rows([values])
                 kept.append(values)
-            except FileError as error:
+            except DamagedFileError as error:
                 notes.append(Skipped(f"sample {sample.key!r} of {split.label}", str(error)))
         if piece.broken is not None and not piece.is_after:
             notes.append(Skipped(split.label, piece.broken))
@@ -227,7 +228,7 @@ class WebDataset:
             is_sound = len(sound) == len(whole) and not (is_all and data[-_END_BYTES:].strip(b"\0"))
             return sound[:_MOST_SAMPLES], is_sound
         why = whole[0].broken if whole else f"it has {len(data)} bytes"
-        raise FileError(f"{path}: not a tar archive, or damaged or cut short: {why}")
+        raise DamagedFileError(f"{path}: not a tar archive, or damaged or cut short: {why}")
 
     def _field_spec(self, name: str, samples: list[tuple[Sample, bytes]], path: str) -> ElementSpec:
         if name == KEY:
@@ -306,11 +307,11 @@ class _Reading:
         """
         where = f"{self.label}: sample {sample.key!r} at byte {self._piece.offset + sample.begin}"
         if sample.broken:
-            raise FileError(f"{where}: {sample.broken}")
+            raise DamagedFileError(f"{where}: {sample.broken}")
         if self._is_all:
             for name in sample.members:
                 if name not in self._specs:
-                    raise FileError(
+                    raise DamagedFileError(
                         f"{where}: has a field {name!r}, which the first samples of the first file do not have; "
                         f"select fields with columns=[...], of {sorted(self._specs)}"
                     )
@@ -323,7 +324,7 @@ class _Reading:
         if member is None:
             if name in self._replacements:
                 return self._replacements[name]
-            raise FileError(
+            raise DamagedFileError(
                 f"{where}: has no field {name!r}, only {sorted(sample.members)}; give a value for it with "
                 f"missing={{{name!r}: ...}}, or leave the field out with columns=[...]"
             )
@@ -336,7 +337,7 @@ class _Reading:
         if self._kinds[name] == "npy":
             spec = self._specs[name].leaves[0]
             if value.dtype != spec.dtype or value.ndim != len(spec.shape):
-                raise FileError(
+                raise DamagedFileError(
                     f"{where}: the array {member.name!r} is {value.dtype}{list(value.shape)}, but those of the first "
                     f"samples are {spec.dtype} with {len(spec.shape)} axes; {_as_bytes(name)}"
                 )
@@ -380,11 +381,11 @@ class _Reading:
                 try:
                     _leaves_of_json([value], spec)
                 except Exception as error:
-                    raise FileError(
+                    raise DamagedFileError(
                         f"{self.label}: the field {name!r} of sample {number} is {value!r:.200}, which does not match "
                         f"those of the first samples, {spec.packed}: {error}; {_as_text(name)}"
                     ) from shown_cause(error)
-            raise FileError(f"{self.label}: the field {name!r}: {whole}; {_as_text(name)}") from whole
+            raise DamagedFileError(f"{self.label}: the field {name!r}: {whole}; {_as_text(name)}") from whole
 
 
 def _together(arrays: list[np.ndarray[Any, Any]]) -> Any:
@@ -398,7 +399,8 @@ def _together(arrays: list[np.ndarray[Any, Any]]) -> Any:
 
 
 def _unreadable(label: str, key: str, member: str | None, begin: int, error: Exception) -> FileError:
-    return FileError(
+    kind = DamagedFileError if proves_damage(error) else FileError
+    return kind(
         f"{label}: sample {key!r}: the member {member!r} at byte {begin} cannot be decoded: "
         f"{type(error).__name__}: {error}"
     )

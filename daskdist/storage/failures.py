@@ -1,0 +1,150 @@
+"""Errors of reading and writing, turned into errors that name the file and say whether its content is damaged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from daskdist.errors import DamagedFileError, DaskdistError, FileError
+from daskdist.url_secrets import shown_cause
+
+CREDENTIALS: Final = (
+    "give credentials by storage_options, such as {'key': ..., 'secret': ...} for s3://, or by the environment, or "
+    "{'anon': True} for public data"
+)
+# Libraries of file systems, most of whose errors derive from Exception only.
+_REMOTE_LIBRARIES: Final = {
+    "adlfs",
+    "aiobotocore",
+    "aiohttp",
+    "asyncio",
+    "azure",
+    "boto3",
+    "botocore",
+    "fsspec",
+    "gcsfs",
+    "google",
+    "http",
+    "paramiko",
+    "requests",
+    "s3fs",
+    "urllib3",
+}
+# Libraries that have no type of error for codecs that they lack: Pillow, HDF5, Zarr, xz.
+_UNSUPPORTED: Final = re.compile(
+    r"not (registered|available|supported|implemented)|unsupported|unknown codec|codec not available", re.IGNORECASE
+)
+
+
+def proves_damage(error: Exception) -> bool:
+    """Return whether an error shows that the content of a file is damaged, as opposed to any other reason to fail.
+
+    Notes
+    -----
+    The errors of libraries for damaged content depend on the place of the damage, so they are of nearly any type.
+    """
+    if isinstance(error, DaskdistError):
+        return isinstance(error, DamagedFileError)
+    if isinstance(error, (ImportError, MemoryError, NotImplementedError)) or _is_remote(error):
+        return False
+    if isinstance(error, OSError) and (error.errno is not None or any(map(_is_of_system, type(error).__mro__))):
+        return False
+    return _UNSUPPORTED.search(str(error)) is None
+
+
+def _is_of_system(kind: type) -> bool:
+    # Return whether a type of errors is one of Python's for a failure of the system, such as TimeoutError.
+    return kind is not OSError and kind.__module__ == "builtins" and issubclass(kind, OSError)
+
+
+@contextmanager
+def damage(label: str, problem: str = "damaged or cut short") -> Iterator[None]:
+    """Raise errors of decoding as a `DamagedFileError`, and others as a `FileError`; both name the file.
+
+    Parameters
+    ----------
+    label
+        The name of the file or of its split.
+    problem
+        The meaning of errors that prove damage, for the message.
+    """
+    try:
+        yield
+    except DaskdistError:
+        raise
+    except Exception as error:
+        raise failure(label, error, problem) from shown_cause(error)
+
+
+def failure(label: str, error: Exception, problem: str = "damaged or cut short") -> FileError:
+    """Return the error to raise in place of a library's, as `damage` does."""
+    if proves_damage(error):
+        return DamagedFileError(f"{label}: {problem}: {error or type(error).__name__}")
+    return _as_file_error(label, error, "cannot be read")
+
+
+@contextmanager
+def reading(label: str) -> Iterator[None]:
+    """Raise errors of the system and of remote file systems as a `FileError`; those of decoding pass through."""
+    try:
+        yield
+    except DaskdistError:
+        raise
+    except Exception as error:
+        if proves_damage(error) or not (isinstance(error, OSError) or _is_remote(error)):
+            raise
+        raise _as_file_error(label, error, "cannot be read") from shown_cause(error)
+
+
+@contextmanager
+def failures(label: str, problem: str, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Raise errors of this context as a `FileError` that names the file, and that is not about its content.
+
+    Parameters
+    ----------
+    label
+        The name of the file.
+    problem
+        The meaning of errors, for the message.
+    kinds
+        The errors to convert besides those of libraries of remote file systems.
+    """
+    try:
+        yield
+    except DaskdistError:
+        raise
+    except Exception as error:
+        if not isinstance(error, kinds) and not _is_remote(error):
+            raise
+        raise _as_file_error(label, error, problem) from shown_cause(error)
+
+
+def _as_file_error(label: str, error: Exception, problem: str) -> FileError:
+    if isinstance(error, FileNotFoundError):
+        return FileError(
+            f"{label}: not found: deleted since it was listed, or on a disk that this machine cannot access"
+        )
+    if isinstance(error, PermissionError):
+        return FileError(f"{label}: access denied: {error}{f'; {CREDENTIALS}' if '://' in label else ''}")
+    return FileError(f"{label}: {problem}: {error or type(error).__name__}{advice_for(error) or ''}")
+
+
+def _is_remote(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in _REMOTE_LIBRARIES
+
+
+def advice_for(error: Exception) -> str | None:
+    """Return what to do about an error of a library of remote file systems; None for any other error."""
+    if not _is_remote(error):
+        return None
+    name = type(error).__name__
+    if any(word in name for word in ("Credential", "Token", "Auth", "Profile")):
+        return f"; {CREDENTIALS}"
+    if any(word in name for word in ("Endpoint", "Connect", "Timeout", "Region", "Bucket")):
+        return (
+            "; check that the name and the endpoint are right and reachable: storage_options={'endpoint_url': ...} "
+            "for s3://"
+        )
+    return "; check which storage_options the file system takes"

@@ -1,0 +1,238 @@
+"""Damage, which can be left out, and all other reasons why a file cannot be read, which cannot."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import shutil
+import sqlite3
+import struct
+import zlib
+from itertools import chain
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+
+import daskdist
+from daskdist import Dataset, Options, errors
+from daskdist.storage.failures import damage, proves_damage
+
+SKIP = Options(on_error="skip")
+
+
+def write_zarr(path, values):
+    zarr.open_group(path, mode="w").create_array("x", data=values)
+
+
+def write_hdf5(path, values):
+    with h5py.File(path, "w") as file:
+        file["x"] = values
+
+
+def write_arrow(path, values):
+    table = pa.table({"x": values})
+    with pa.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table)
+
+
+def lines(head, form):
+    return lambda path, values: path.write_text(head + "".join(form.format(value) + "\n" for value in values))
+
+
+# The end of the name -> a function that writes numbers to a file, and the reader.
+FORMATS = {
+    ".csv": (lines("x\n", "{}"), daskdist.read_csv),
+    ".jsonl": (lines("", '{{"x": {}}}'), daskdist.read_json),
+    ".txt": (lines("", "{}"), daskdist.read_text),
+    ".bin": (lambda path, values: values.tofile(path), lambda path: daskdist.read_fixed_length(path, 8, "<i8")),
+    ".npy": (lambda path, values: np.save(path, values), daskdist.read_npy),
+    ".parquet": (lambda path, values: pq.write_table(pa.table({"x": values}), path), daskdist.read_parquet),
+    ".arrow": (write_arrow, daskdist.read_arrow),
+    ".h5": (write_hdf5, daskdist.read_hdf5),
+    ".zarr": (write_zarr, daskdist.read_zarr),
+}
+
+
+@pytest.fixture(params=FORMATS)
+def written(request, tmp_path):
+    """Write the numbers 0 to 29 to three files; return them, a function that writes one, and a dataset of them."""
+    write, read = FORMATS[request.param]
+    paths = [tmp_path / f"{k}{request.param}" for k in range(3)]
+    for k, path in enumerate(paths):
+        write(path, np.arange(10 * k, 10 * k + 10))
+    return paths, write, read(list(map(str, paths))).with_options(SKIP)
+
+
+def numbers_and_errors(ds):
+    """Return the numbers that an iterator hands out, and its errors."""
+    iterator, numbers, raised = iter(ds), [], []
+    while True:
+        try:
+            element = next(iterator)
+        except StopIteration:
+            return numbers, raised
+        except Exception as error:
+            raised.append(error)
+            assert len(raised) < 5
+            continue
+        numbers.append(int(element["x"] if isinstance(element, dict) else element))
+
+
+def remove(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def other(path, write):
+    remove(path)
+    write(path, np.arange(20))
+
+
+CHANGES = {"gone": lambda path, write: remove(path), "replaced": other}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_files_that_changed_are_no_damage(written, change):
+    paths, write, ds = written
+    assert numbers_and_errors(ds) == (list(range(30)), [])
+    CHANGES[change](paths[1], write)
+    numbers, raised = numbers_and_errors(ds)
+    assert numbers == [*range(10), *range(20, 30)]
+    assert [type(error) for error in raised] == [errors.FileError]
+    assert str(paths[1]) in str(raised[0])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_operations_after_the_reader_do_not_leave_them_out(written, change):
+    paths, write, ds = written
+    ds = ds.map(lambda element: element).filter(lambda element: True).ignore_errors()
+    assert len(list(ds)) == 30
+    CHANGES[change](paths[1], write)
+    numbers, raised = numbers_and_errors(ds)
+    assert numbers == [*range(10), *range(20, 30)]
+    assert {type(error) for error in raised} == {errors.FileError}
+
+
+def test_a_first_file_that_is_gone_is_no_reason_to_take_the_next_one(tmp_path):
+    for reader in (daskdist.read_parquet, daskdist.read_csv, daskdist.read_npy):
+        with pytest.raises(errors.FileError, match="no such file") as caught:
+            reader([str(tmp_path / "none.x"), str(tmp_path / "other.x")])
+        assert type(caught.value) is errors.FileError
+
+
+@pytest.mark.parametrize("end", [".npy", ".parquet", ".arrow", ".h5", ".zarr"])
+def test_another_dtype_is_no_damage(tmp_path, end):
+    write, read = FORMATS[end]
+    for k, values in enumerate([np.arange(3), np.arange(3) / 2, np.arange(6, 9)]):
+        write(tmp_path / f"{k}{end}", values)
+    numbers, raised = numbers_and_errors(read([str(tmp_path / f"{k}{end}") for k in range(3)]).with_options(SKIP))
+    assert numbers == [0, 1, 2, 6, 7, 8]
+    assert [type(error) for error in raised] == [errors.FileError]
+    assert "but those of the first file" in str(raised[0])
+
+
+def test_what_libraries_do_not_support_is_no_damage(tmp_path):
+    write_zarr(tmp_path / "a.zarr", np.arange(5))
+    metadata = tmp_path / "a.zarr" / "x" / "zarr.json"
+    content = json.loads(metadata.read_text())
+    content["codecs"] = [{"name": "bytes"}, {"name": "not-installed", "configuration": {}}]
+    metadata.write_text(json.dumps(content))
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(5))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    # The method of compression, in the local header and in the directory.
+    for place in (8, content.index(b"PK\1\2") + 10):
+        content[place : place + 2] = struct.pack("<H", 97)
+    (tmp_path / "a.npz").write_bytes(content)
+    for read, name in ((daskdist.read_zarr, "a.zarr"), (daskdist.read_npy, "a.npz")):
+        with pytest.raises(errors.FileError, match=r"a\.(zarr|npz): cannot be read: ") as caught:
+            list(read(tmp_path / name).with_options(SKIP))
+        assert type(caught.value) is errors.FileError
+
+
+def test_damage_is_left_out(written, tmp_path):
+    paths, _, ds = written
+    if paths[1].suffix in (".txt", ".bin", ".npy"):
+        pytest.skip("any bytes are valid, or damage is not noticed")
+    files = [paths[1]] if paths[1].is_file() else [file for file in paths[1].rglob("*") if file.is_file()]
+    for file in files:
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    with pytest.raises(errors.DamagedFileError):
+        list(ds.with_options(Options(on_error="raise")))
+    assert numbers_and_errors(ds) == ([*range(10), *range(20, 30)], [])
+
+
+def test_databases(tmp_path):
+    for name in ("a.db", "b.db"):
+        with sqlite3.connect(tmp_path / name) as connection:
+            connection.execute("CREATE TABLE t (x INTEGER PRIMARY KEY)")
+            connection.executemany("INSERT INTO t VALUES (?)", [(k,) for k in range(1000)])
+        connection.close()
+    ds = daskdist.read_sql("t", tmp_path / "a.db").with_options(SKIP)
+    assert len(list(ds)) == 1000
+    whole = (tmp_path / "a.db").read_bytes()
+    (tmp_path / "a.db").write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
+    assert len(list(ds)) < 1000
+    with pytest.raises(errors.DamagedFileError, match=r"a\.db"):
+        list(ds.with_options(Options(on_error="raise")))
+    lost = daskdist.read_sql("t", tmp_path / "b.db").with_options(SKIP)
+    with sqlite3.connect(tmp_path / "b.db") as connection:
+        connection.execute("DROP TABLE t")
+    connection.close()
+    with pytest.raises(errors.FileError, match=r"b\.db.*'t'") as caught:
+        list(lost)
+    assert type(caught.value) is errors.FileError
+
+
+def test_files_that_functions_read_fail_with_their_elements(tmp_path):
+    for k in (0, 2):
+        (tmp_path / f"{k}.txt").write_text(str(k))
+    ds = Dataset.range(3).map(lambda k: int((tmp_path / f"{int(k)}.txt").read_text())).with_options(SKIP)
+    assert [int(k) for k in ds] == [0, 2]
+
+
+def test_readers_within_flat_map(tmp_path):
+    paths = [tmp_path / f"{k}.parquet" for k in range(3)]
+    for k, path in enumerate(paths):
+        pq.write_table(pa.table({"x": np.arange(3) + 3 * k}), path)
+    datasets = {str(path): daskdist.read_parquet(path, "x") for path in paths}
+    ds = Dataset.from_tensor_slices(list(datasets)).flat_map(lambda path: datasets[str(path)]).with_options(SKIP)
+    assert [int(x) for x in ds] == list(range(9))
+    paths[1].unlink()
+    numbers, raised = numbers_and_errors(ds)
+    assert numbers == [0, 1, 2, 6, 7, 8]
+    assert [type(error) for error in raised] == [errors.FileError]
+
+
+NO_DAMAGE = [
+    *(OSError(number, "x") for number in (errno.ENOSPC, errno.ENOMEM, errno.EIO, errno.EMFILE, errno.ESTALE)),
+    *(TimeoutError(), ConnectionError(), PermissionError(), FileNotFoundError(), MemoryError(), ImportError("x")),
+    *(NotImplementedError("x"), pa.ArrowNotImplementedError("x"), errors.FileError("x"), errors.ArgumentError("x")),
+    *(OSError("decoder jpeg2k not available"), OSError("required filter 'x' is not registered")),
+]
+DAMAGE = [
+    *(OSError("Couldn't deserialize thrift"), EOFError(), ValueError("x"), KeyError("x"), struct.error("x")),
+    *(zlib.error("x"), pa.ArrowInvalid("x"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), OverflowError("x")),
+    *(sqlite3.Error("x"), errors.DamagedFileError("x"), IndexError()),
+]
+
+
+@pytest.mark.parametrize("error", [*NO_DAMAGE, *DAMAGE], ids=repr)
+def test_which_errors_prove_damage(error):
+    is_damage = error in DAMAGE
+    assert proves_damage(error) is is_damage
+    if isinstance(error, errors.DaskdistError):
+        return
+    with pytest.raises(errors.FileError, match=r"^a file: ") as caught, damage("a file"):
+        raise error
+    assert (type(caught.value) is errors.DamagedFileError) is is_damage
+
+
+def test_errors_of_the_system_are_all_no_damage():
+    kinds = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, OSError)]
+    of_errno = {type(OSError(number, "x")) for number in errno.errorcode}
+    for kind in chain(of_errno - {OSError}, set(kinds) - {OSError}):
+        assert not proves_damage(kind()), kind
