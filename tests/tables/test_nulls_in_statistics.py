@@ -86,7 +86,7 @@ def test_nulls_are_counted(read):
 def test_nulls_are_counted_on_workers(tmp_path):
     ds = _parquet(tmp_path / "a.parquet")()
     with (
-        distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
         distributed.Client(cluster),
     ):
         assert ds.describe()["word"]["nulls"] == TABLE["word"].null_count
