@@ -345,3 +345,136 @@ def test_predicates_of_blocks():
 def test_a_predicate_of_blocks_returns_bools(predicate, says):
     with pytest.raises(UserFunctionError, match=f"filter: .*{says}"):
         list(filtered(Dataset.range(9), predicate, True))
+
+
+# --- values at which NumPy rounds, and identities ---
+
+BIG = 2**53
+
+
+def outcome(dataset):
+    """Return the elements of a dataset, with their dtypes, or the type of its error."""
+    try:
+        return [(leaf.dtype, leaf.tolist()) for element in dataset for leaf in Structure.flatten(element)[0]]
+    except UserFunctionError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: {"pair": [x, 0.5]},
+        lambda x: {"rows": [[x, 1.0], [1.0, x]]},
+        lambda x: {"pairs": [(x, np.float64(2)), (x, 3.0)]},
+        lambda x: {"mixed": [x, x.astype(np.uint64)]},
+        lambda x: {"counts": [np.stack([x, x]), np.zeros(2)]},
+    ],
+)
+def test_lists_with_rounded_integers_are_refused_in_every_block(function):
+    small, big = np.arange(40), np.arange(40) + BIG
+    for dtype in (np.int64, np.uint64):
+        first = outcome(Dataset.from_tensor_slices(small.astype(dtype)).map(function))
+        assert isinstance(first, list)
+        exact = Dataset.from_tensor_slices(big.astype(dtype) // 2 * 2).map(function)
+        dataset = Dataset.from_tensor_slices(big.astype(dtype)).map(function)
+        for rows in (exact, dataset):
+            assert outcome(rows) == outcome(rows.with_options(Options(vectorize=False)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.isin(x, [BIG + 1, BIG + 4, -1]),
+        lambda x: np.isin(x, [float(BIG), 2.0, 3.5]),
+        lambda x: np.isin(x, np.arange(BIG, BIG + 30)),
+        lambda x: np.isin(x, np.arange(BIG, BIG + 30, dtype=np.uint64)),
+        lambda x: np.isin(x.astype(np.float64), [BIG + 1, 7]),
+        lambda x: np.isin(x.astype(np.float32), [2**24 + 1, 2**24, 7]),
+        lambda x: x == BIG + 1,
+        lambda x: x == np.uint64(BIG + 1),
+        lambda x: x < np.int64(BIG + 3),
+        lambda x: np.maximum(x, np.uint64(BIG + 3)),
+        lambda x: np.where(x > 5, x, 0.5),
+        lambda x: np.clip(x, 3, BIG + 1),
+        lambda x: np.digitize(x, np.array([1, BIG, BIG + 1], np.uint64)),
+        lambda x: x + np.int64(1),
+        lambda x: np.stack([x, x.astype(np.float64)]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_large_integers_of_two_dtypes_have_the_results_of_a_loop(function, dtype):
+    for numbers in (np.arange(40), np.concatenate([BIG + np.arange(30), 2**24 + np.arange(10)])):
+        dataset = Dataset.from_tensor_slices(numbers.astype(dtype)).map(function)
+        with np.errstate(all="ignore"):
+            expected = [function(number).tolist() for number in numbers.astype(dtype)]
+            assert [element.tolist() for element in dataset] == expected
+
+
+class Flags:
+    HIGH = np.bool_(True)
+    names = "text"
+
+
+ENABLED = np.bool_(True)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_at_once"),
+    [
+        (lambda x: (x > 35) is Flags.HIGH, False),
+        (lambda x: (x > 35) is ENABLED, False),
+        (lambda x: (x > 35) is not np.True_, False),
+        (lambda x: Flags.HIGH is (x > 35), False),
+        (lambda x: (lambda y: y is Flags.HIGH)(x > 35), False),
+        (lambda x, flag=ENABLED: (x > 35) is flag, False),
+        (lambda x: (x > 35) is None, True),
+        (lambda x: x + (type(x) is np.int64), True),
+        (lambda x: x + (Flags.names is None), True),
+    ],
+)
+def test_identities_with_results_of_rows_are_looked_at_row_by_row(function, is_at_once):
+    list(Dataset.range(20).map(function))
+    dataset = Dataset.range(20, 60).map(function)
+    assert [element.item() for element in dataset] == [int(function(np.int64(x))) for x in range(20, 60)]
+    assert ("it asks whether a value is another" not in dataset.explain()) == is_at_once
+
+
+# A NaN of each sign, one with a payload, and numbers of which some operations make NaN.
+UNLIKE_NANS = np.array([np.nan, -np.nan, np.uint64(0x7FF8000000000123).view(np.float64), 1.5, np.inf, -np.inf])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[0] + x[1],
+        lambda x: x[0] - x[2],
+        lambda x: x[1] / x[0],
+        lambda x: x[0].astype(np.float32) * x[1].astype(np.float32),
+        lambda x: x + x[::-1],
+        lambda x: np.maximum(x[0], x[1]),
+        lambda x: np.hypot(x[0], x[1]),
+        lambda x: x.mean(),
+        lambda x: np.prod(x),
+        lambda x: np.cumsum(x),
+        lambda x: x.max() + x[0],
+        lambda x: np.float64(-np.nan) * x[0],
+        lambda x: np.log(x[0]) - 1,
+    ],
+)
+@pytest.mark.parametrize("invalid", ["warn", "ignore"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_nan_has_the_sign_and_payload_that_it_has_row_by_row(function, invalid):
+    places = np.indices((6, 6, 6)).reshape(3, -1).T
+    dataset = Dataset.from_tensor_slices(UNLIKE_NANS[places]).map(function)
+    with np.errstate(invalid=invalid):
+        list(Dataset.from_tensor_slices(np.random.default_rng(0).random((40, 3))).map(function))
+        at_once, by_row = list(dataset), list(dataset.with_options(Options(vectorize=False)))
+    assert [element.tobytes() for element in at_once] == [element.tobytes() for element in by_row]
+
+
+def test_columns_with_nan_of_one_sign_are_computed_at_once():
+    rows = np.where(np.arange(120).reshape(40, 3) % 4 == 0, np.nan, 1.5)
+    for function in (lambda x: x[0] * 2 + x[1], lambda x: x.sum()):
+        dataset = Dataset.from_tensor_slices(rows).map(function)
+        list(dataset)
+        assert "row by row" not in dataset.explain()

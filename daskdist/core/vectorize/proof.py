@@ -31,6 +31,11 @@ _NUM_ROUNDED: Final = 8192
 _FEWEST_ROWS: Final = 5
 # The number of results to remember.
 _REMEMBERED: Final = 4096
+# The numbers of a list or array to test values next to.
+_NUM_CONSTANTS: Final = 32
+# Integers at which conversions round or overflow.
+_LIMITS: Final = [2**24 + 1, 2**31, 2**53 - 1, 2**53 + 1, 2**62 + 1, 2**63, 2**64 - 1]
+_LARGEST: Final = 1e300
 _PROVEN: Final[dict[Any, str | None]] = {}
 
 _FLOATS: Final = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, np.inf, -np.inf, np.nan, 1e-310, -1e-310, 1e-40, 6e4, 1e38, 1e300]
@@ -90,7 +95,7 @@ def _tried(rules: Rules, name: str, native: Callable[..., Any], rule: Rule, args
     num_rows = max(_FEWEST_ROWS, (_NUM_ROUNDED if name in rules.rounded else _NUM_VALUES) // size)
     trace = Trace(num_rows, rules, None)
     # A fixed seed, so that the decision is the same in similar processes.
-    made_up = _MadeUp(trace, np.random.default_rng(0), name)
+    made_up = _MadeUp(trace, np.random.default_rng(0), name, _constants([args, options]))
     args, options = made_up.like(args), made_up.like(options)
     many, flags_of_many = _flags(lambda: rule(trace, args, options))
     rows_of_args, rows_of_options = _rows(args, num_rows), _rows(options, num_rows)
@@ -121,6 +126,20 @@ def _tracers(value: Any) -> list[Tracer]:
     return [tracer for item in values for tracer in _tracers(item)]
 
 
+def _constants(value: Any) -> list[Any]:
+    """Return the numbers in arguments that are the same for all rows, the first ones of arrays and lists."""
+    if type(value) is Tracer:
+        return []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, np.ndarray):
+        value = value.ravel()[:_NUM_CONSTANTS].tolist()
+    if isinstance(value, (list, tuple)):
+        return [number for item in value[:_NUM_CONSTANTS] for number in _constants(item)]
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, np.timedelta64)
+    return [value] if is_number and -_LARGEST < value < _LARGEST else []
+
+
 def _flags(function: Callable[[], Any]) -> tuple[Any, set[str]]:
     flags: set[str] = set()
     with np.errstate(all="call", call=lambda kind, flag: flags.add(kind)):
@@ -145,10 +164,11 @@ def _rows(value: Any, num_rows: int) -> Sequence[Any]:
 class _MadeUp:
     """Columns of made-up values with the memory layout of real ones."""
 
-    def __init__(self, trace: Trace, rng: np.random.Generator, name: str) -> None:
+    def __init__(self, trace: Trace, rng: np.random.Generator, name: str, constants: Sequence[int | float]) -> None:
         self.trace = trace
         self.rng = rng
         self.name = name
+        self.constants = constants
 
     def like(self, value: Any) -> Any:
         if type(value) is Tracer:
@@ -180,6 +200,10 @@ class _MadeUp:
             rng.choice(_FLOATS, number),
         ]
         values = np.choose(rng.choice(5, number, p=[0.35, 0.3, 0.1, 0.15, 0.1]), kinds)
+        if self.constants:
+            near = np.array(list(map(float, self.constants)))
+            near = np.concatenate([near, np.nextafter(near, -np.inf), np.nextafter(near, np.inf)])
+            values = np.where(rng.random(number) < 0.1, rng.choice(near, number), values)
         if self.name in ("sum", "mean", "std", "var", "cumsum", "prod", "cumprod"):
             # Few special values, as they would dominate the result.
             values = np.where(rng.random(number) < 0.02, values, kinds[0] if "prod" not in self.name else kinds[1])
@@ -195,7 +219,15 @@ class _MadeUp:
         if self.name == "power":
             return rng.integers(0, 7, number).astype(dtype)
         small = rng.integers(-9 if dtype.kind != "u" else 0, 10, number).astype(bits.dtype)
-        return np.where(rng.random(number) < 0.5, bits, small).view(dtype)
+        values = np.where(rng.random(number) < 0.5, bits, small).view(dtype)
+        if dtype.kind not in "iu":
+            return values
+        limits = np.iinfo(dtype)
+        near = [int(constant) + by for constant in self.constants for by in (-1, 0, 1)]
+        near = [
+            number for number in (*_LIMITS, *[-limit for limit in _LIMITS], *near) if limits.min <= number <= limits.max
+        ]
+        return np.where(rng.random(number) < 0.2, rng.choice(np.array(near, dtype), number), values) if near else values
 
 
 def same_bits(array: Any, other: Any) -> bool:

@@ -7,13 +7,15 @@ for some of them. It must not depend on values, unless it raises `Flagged` for t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from daskdist.core.to_numpy import is_rounded
 from daskdist.core.vectorize.tracer import (
     KINDS,
     NAMES,
@@ -53,6 +55,8 @@ _EITHER_ZERO: Final = frozenset({"maximum", "minimum", "fmax", "fmin", "clip", "
 _SIGN_OF_NAN: Final = frozenset({"signbit", "copysign"})
 
 
+_NO_FLOAT: Final = np.dtype(bool)
+
 # Operations with rounded results, which may differ between NumPy's loops.
 _ROUNDED_NAMES: Final = """
     arccos arccosh arcsin arcsinh arctan arctan2 arctanh cbrt cos cosh exp exp2 expm1 float_power hypot log log10 log1p
@@ -74,7 +78,7 @@ def _like(trace: Trace, x: Any, name: str) -> Tracer:
 # --- elementwise operations ---
 
 
-def _check_values(trace: Trace, name: str, columns: list[Any], result: Any) -> None:
+def _check_values(trace: Trace, name: str, columns: list[Any], result: Any, *, adds_up: bool = False) -> None:
     if trace.prove is None:
         return
     floats = [column for column in columns if isinstance(column, (np.ndarray, np.floating))]
@@ -86,6 +90,23 @@ def _check_values(trace: Trace, name: str, columns: list[Any], result: Any) -> N
                 raise Flagged(f"it calls {name} on zeros of both signs")
     if name in _SIGN_OF_NAN and any(bool(np.isnan(column).any()) for column in floats):
         raise Flagged(f"it calls {name} on NaN")
+    if (adds_up or len(floats) > 1) and any(map(_has_nan, result if type(result) is tuple else [result])):
+        # NumPy's loops for one row and for many choose different ones of several NaN.
+        if _have_unlike_nans(np.broadcast_arrays(*floats), adds_up=adds_up):
+            raise Flagged(f"it calls {name} on NaN of several signs")
+
+
+def _has_nan(array: Any) -> bool:
+    return getattr(array, "dtype", _NO_FLOAT).kind == "f" and bool(np.isnan(array).any())
+
+
+def _have_unlike_nans(operands: Sequence[Any], *, adds_up: bool) -> bool:
+    """Return whether two NaN differ in their bits: at one place of operands, or with ``adds_up`` in one row of one."""
+    bits = [np.where(np.isnan(column), column.astype(np.float64).view(np.uint64), 0) for column in operands]
+    if adds_up:
+        rows = bits[0].reshape(len(bits[0]), -1)
+        return bool(((rows != 0) & (rows != rows.max(axis=1, keepdims=True))).any())
+    return any(bool(((a != 0) & (b != 0) & (a != b)).any()) for a, b in combinations(bits, 2))
 
 
 def _elementwise(function: Callable[..., Any], name: str) -> Rule:
@@ -204,6 +225,19 @@ def _by_itself(function: Callable[..., Any], *allowed: str) -> Rule:
     return rule
 
 
+def _isin(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if len(args) == 2 and type(args[0]) is Tracer and not holds_tracer(args[1]):
+        x, wanted = args[0], np.asarray(args[1])
+        if wanted.dtype.kind in "iuf":
+            common = np.result_type(x.dtype, wanted.dtype)
+            # NumPy compares a few values one by one, and many by sorting them, as floats if these have both dtypes.
+            if is_rounded(np.array([np.iinfo(x.dtype).max - 1] if x.dtype.kind in "iu" else [], x.dtype), common):
+                raise trace.fail(f"it calls isin with {x.dtype} and {wanted.dtype}, which rounds many in another way")
+            if is_rounded(wanted, common):
+                raise trace.fail(f"it calls isin with integers that {common} does not have")
+    return _by_itself(np.isin)(trace, args, options)
+
+
 def _astype(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if len(args) + ("dtype" in options) != 2 or options.keys() - {"dtype", "copy"}:
         raise trace.fail("it calls astype with options for which there is no rule")
@@ -270,7 +304,7 @@ def _reduction(function: Callable[..., Any], name: str, axis: int | None = None)
             raise trace.fail(f"it calls {name} on half-precision numbers, which is rounded otherwise for many")
         options_by_name["axis"] = axes
         result = function(column, **options_by_name)
-        _check_values(trace, name, [column], result)
+        _check_values(trace, name, [column], result, adds_up=True)
         return result
 
     return rule
@@ -292,7 +326,9 @@ def _along(function: Callable[..., Any], default: int | None) -> Rule:
         axis = _named(trace, function.__name__, args, options, "axis").get("axis", default)
         column = _rows_apart(column_of(x))
         column = column.reshape(trace.num_rows, -1) if axis is None else column
-        return function(column, axis=1 if axis is None else _axes(axis, x.ndim)[0])
+        result = function(column, axis=1 if axis is None else _axes(axis, x.ndim)[0])
+        _check_values(trace, function.__name__, [column], result, adds_up=True)
+        return result
 
     return rule
 
@@ -426,7 +462,7 @@ FUNCTIONS: Final[dict[Any, Rule]] = {
     np.where: _where,
     np.clip: _clip,
     np.isclose: _isclose,
-    np.isin: _by_itself(np.isin),
+    np.isin: _isin,
     np.digitize: _by_itself(np.digitize, "right"),
     np.round: _METHODS["round"],
     np.nan_to_num: _by_itself(np.nan_to_num, "nan", "posinf", "neginf"),

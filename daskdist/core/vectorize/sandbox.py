@@ -12,6 +12,7 @@ next block. A run takes one path through the function. Every row takes this path
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import inspect
@@ -41,6 +42,7 @@ _REASONS: Final = {
     # These patterns test the class of a value, which a tracer or a stand-in does not have.
     **dict.fromkeys(("MATCH_CLASS", "MATCH_MAPPING", "MATCH_SEQUENCE"), "it matches the class of a value"),
 }
+_ASKS_FOR_IDENTITY: Final = "it asks whether a value is another"
 _NOTHING: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"})
 _MOST_ITEMS: Final = 10_000
 _MISSING: Final = object()
@@ -72,15 +74,13 @@ def _refusal(code: types.CodeType) -> str | None:
     """Return the reason why code must not run in a sandbox, as a clause."""
     if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
         return "it is a coroutine"
-    is_fixed = False
     for step in dis.get_instructions(code):
         if step.opname in _REASONS:
             return _REASONS[step.opname]
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_hidden(step.argval):
             return f"it uses .{step.argval}, which is not known to be pure"
-        if step.opname == "IS_OP" and not is_fixed:
-            return "it asks whether a value is another"
-        is_fixed = _is_fixed(step, is_fixed)
+    if None in _compared_by_identity(code):
+        return _ASKS_FOR_IDENTITY
     nested = (_refusal(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return next((reason for reason in nested if reason is not None), None)
 
@@ -89,16 +89,44 @@ def _is_hidden(name: str) -> bool:
     return name.startswith("__") or name in allowlist.HIDDEN
 
 
-def _is_fixed(step: dis.Instruction, before: bool) -> bool:
-    """Return whether the value on top of the stack is the same object in each row.
+@functools.lru_cache(1024)
+def _compared_by_identity(code: types.CodeType) -> tuple[tuple[str, ...] | None, ...]:
+    """Return the right operand of each ``is``, also in nested functions: its names, such as ``("np", "float32")``.
 
-    NumPy's two Booleans do not count: they are the results of comparisons in some of the rows.
+    A constant has no names. None stands for any other operand, which may differ between rows.
     """
-    if step.opname in ("LOAD_CONST", "LOAD_GLOBAL"):
-        return type(step.argval) is not np.bool_
-    if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        return before and step.argval not in ("True_", "False_")
-    return before and step.opname in _NOTHING
+    operands: list[tuple[str, ...] | None] = []
+    names: tuple[str, ...] | None = None
+    for step in dis.get_instructions(code):
+        if step.opname == "IS_OP":
+            operands.append(names)
+        elif step.opname == "LOAD_CONST":
+            # NumPy's two Booleans are the results of comparisons in some of the rows.
+            names = None if type(step.argval) is np.bool_ else ()
+        elif step.opname == "LOAD_GLOBAL":
+            names = (step.argval,)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            names = (*names, step.argval) if names else None
+        elif step.opname not in _NOTHING:
+            names = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            operands += _compared_by_identity(constant)
+    return tuple(operands)
+
+
+def _is_one_of_rows(names: tuple[str, ...], function: types.FunctionType) -> bool:
+    """Return whether a value may be an object that a comparison in a row returns: one of NumPy's two Booleans."""
+    if not names:
+        return False
+    first, *attributes = names
+    value = function.__globals__.get(first, vars(builtins).get(first, _MISSING))
+    for name in attributes:
+        if isinstance(value, type):
+            value = _look_up(value, name)
+        else:
+            value = vars(value).get(name, _MISSING) if type(value) is types.ModuleType else _MISSING
+    return value is _MISSING or type(value) is np.bool_
 
 
 class Sandbox:
@@ -248,6 +276,8 @@ class Sandbox:
         reason = _refusal(code)
         for variable in sorted(references.assigned_free):
             reason = reason or f"it sets the variable {variable}"
+        if reason is None and any(_is_one_of_rows(names or (), function) for names in _compared_by_identity(code)):
+            reason = _ASKS_FOR_IDENTITY
         if reason is not None:
             raise self.trace.fail(reason)
         self.codes.append(code)

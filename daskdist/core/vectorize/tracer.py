@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from daskdist.core.structure import TEXT, as_array
+from daskdist.core.to_numpy import is_rounded
 
 # Numbers and times. Elements of text and objects have other types, and complex products are rounded differently.
 KINDS: Final = "biufmM"
@@ -149,7 +150,10 @@ class Trace:
         if type(leaf) in (Tracer, TracedText):
             return np.ascontiguousarray(self.column(leaf))
         if isinstance(leaf, list) and holds_tracer(leaf):
-            return self._stacked(leaf).astype(as_array(_sampled(leaf), narrow=self.narrow).dtype, copy=False)
+            dtype = as_array(_sampled(leaf), narrow=self.narrow).dtype
+            if self._has_rounded(leaf, dtype):
+                raise Flagged(f"it returns a list whose integers would be rounded to {dtype}")
+            return self._stacked(leaf).astype(dtype, copy=False)
         value = as_array(leaf, narrow=self.narrow)
         if not isinstance(value, (np.ndarray, np.generic)):
             raise self.fail(f"it returns a {type(leaf).__name__}")
@@ -188,6 +192,11 @@ class Trace:
         column = self.column(value)
         missing = ndim + 1 - column.ndim
         return column[(slice(None), *(None,) * missing)] if missing else column
+
+    def _has_rounded(self, value: Any, dtype: Any) -> bool:
+        if isinstance(value, (list, tuple)):
+            return any(self._has_rounded(item, dtype) for item in value)
+        return type(value) is Tracer and is_rounded(self.column(value), dtype)
 
     def _stacked(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
