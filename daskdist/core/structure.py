@@ -235,8 +235,10 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
         raise ArgumentError(
             f"a {name} becomes one array, but the parts of this one differ in shape: {error}{advice}"
         ) from None
-    if array.dtype == object and not isinstance(leaf, list):
-        raise ArgumentError(f"{type(leaf).__name__} is not an array, a number or a string")
+    if array.dtype == object:
+        if not isinstance(leaf, list):
+            raise ArgumentError(f"{type(leaf).__name__} is not an array, a number or a string")
+        refuse_objects(array)
     if array.dtype.kind == "U":
         # Variable-length text, so that elements of different lengths stack. A scalar would be a Python string without
         # a dtype, and NumPy's fixed-width text loses trailing zeros.
@@ -250,6 +252,27 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
         if kind is np.float32 or array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
             array = array.astype(kind)
     return array[()]
+
+
+def refuse_objects(array: Any, *, but_for: tuple[type[Any], ...] = (bytes, str)) -> None:
+    """Check that an array of objects, or a list of them as an array, has text and bytes only.
+
+    Raises
+    ------
+    ArgumentError
+        It has None, an integer that no dtype has, or other objects, unless these are ``but_for``.
+    """
+    kinds = set(map(type, array.flat))
+    if type(None) in kinds:
+        raise ArgumentError(
+            "a leaf has missing values (None), which arrays do not have: write float('nan') for a number, \"\" for text "
+            "and numpy.datetime64('NaT') for a date, or leave these elements out"
+        )
+    refused = [kind for kind in kinds if not issubclass(kind, but_for)]
+    if refused:
+        is_large = any(issubclass(kind, int) for kind in refused)
+        what = "integers that do not fit 64 bits" if is_large else f"values of {refused[0].__name__}"
+        raise ArgumentError(f"a leaf has {what}: give numbers of NumPy's dtypes, text or bytes")
 
 
 def is_plain(leaf: Any) -> bool:

@@ -17,7 +17,7 @@ from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
-from daskdist.core.structure import TEXT, Leaves, Structure
+from daskdist.core.structure import TEXT, Leaves, Structure, refuse_objects
 from daskdist.errors import ArgumentError
 
 
@@ -111,16 +111,20 @@ class FromTensorSlices(Source):
 def _arrays(operation: str, tensors: object, narrow: bool) -> tuple[Leaves, Structure]:
     try:
         leaves, structure = Structure.flatten(tensors, narrow=narrow)
+        leaves = tuple(map(_with_text, leaves))
     except ArgumentError as error:
         raise ArgumentError(f"{operation}: {error}") from None
     if not leaves:
         raise ArgumentError(f"{operation}: {tensors!r} has no leaves; give at least one array")
-    return tuple(map(_with_text, leaves)), structure
+    return leaves, structure
 
 
 def _with_text(leaf: Any) -> Any:
     # An array of Python strings, as pandas returns it for a column, is text.
-    if isinstance(leaf, np.ndarray) and leaf.dtype == object and set(map(type, leaf.flat)) == {str}:
+    if isinstance(leaf, np.ndarray) and leaf.dtype == object:
+        refuse_objects(leaf, but_for=(object,))
+        if set(map(type, leaf.flat)) != {str}:
+            return leaf
         # Text with half of a pair of surrogates stays as it is.
         with contextlib.suppress(TypeError, ValueError):
             return leaf.astype(TEXT)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
-from daskdist import Dataset
+from daskdist import Dataset, TensorSpec
 from daskdist.core import to_numpy
 from daskdist.core.to_numpy import is_rounded
 from daskdist.errors import ArgumentError, UserFunctionError
@@ -176,3 +177,40 @@ def test_matrices_are_arrays():
 def test_words_of_char_arrays_keep_their_spaces():
     words = np.char.array(["a ", "b"])
     assert list(Dataset.from_tensor_slices(words)) == ["a ", "b"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [float("nan"), None],
+        [[1, 2], [3, None]],
+        [True, None],
+        [b"a", None],
+        [np.datetime64("2020-01-01"), None],
+        np.array(["a", None], object),
+        [-(2**70)],
+        [[1.0, 2**64]],
+        [decimal.Decimal(1)],
+    ],
+)
+def test_values_that_no_array_has_are_refused_wherever_they_are_given(values):
+    refused = r"missing values \(None\)|do not fit 64 bits|values of Decimal|would be rounded"
+    for make in (Dataset.from_tensor_slices, Dataset.from_tensors):
+        for nest in (values, {"x": values, "y": [1, 2]}, (values,)):
+            with pytest.raises(ArgumentError, match=refused):
+                make(nest)
+    if isinstance(values, list):
+        with pytest.raises(ArgumentError, match=refused):
+            Dataset.from_list([{"x": values}, {"x": values}])
+        with pytest.raises(UserFunctionError, match=refused):
+            list(Dataset.range(2).map(lambda x: {"x": values}))
+        generated = Dataset.from_generator(lambda: [values], output_signature=TensorSpec((None,), object))
+        with pytest.raises(UserFunctionError, match=refused):
+            list(generated)
+
+
+def test_lists_of_bytes_and_of_arrays_of_objects_are_accepted():
+    expected = [b"a", b"b\0"]
+    assert list(Dataset.from_tensor_slices(expected)) == expected
+    nested = Dataset.from_tensor_slices([np.array([value], object) for value in expected])
+    assert [element.tolist() for element in nested] == [[value] for value in expected]

@@ -90,10 +90,10 @@ def _check_values(trace: Trace, name: str, columns: list[Any], result: Any, *, a
                 raise Flagged(f"it calls {name} on zeros of both signs")
     if name in _SIGN_OF_NAN and any(bool(np.isnan(column).any()) for column in floats):
         raise Flagged(f"it calls {name} on NaN")
-    if (adds_up or len(floats) > 1) and any(map(_has_nan, result if type(result) is tuple else [result])):
-        # NumPy's loops for one row and for many choose different ones of several NaN.
-        if _have_unlike_nans(np.broadcast_arrays(*floats), adds_up=adds_up):
-            raise Flagged(f"it calls {name} on NaN of several signs")
+    # NumPy's loops for one row and for many choose different ones of several NaN.
+    may_choose = (adds_up or len(floats) > 1) and any(map(_has_nan, result if type(result) is tuple else [result]))
+    if may_choose and _have_unlike_nans(np.broadcast_arrays(*floats), adds_up=adds_up):
+        raise Flagged(f"it calls {name} on NaN of several signs")
 
 
 def _has_nan(array: Any) -> bool:
