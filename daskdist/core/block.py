@@ -15,7 +15,7 @@ from daskdist.core.cardinality import counted
 from daskdist.core.columns import dtype_of, shape_of, stacked
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.ragged import Ragged, concat, unchecked_ragged
-from daskdist.core.structure import LONE, Leaves, Nested, Structure, as_array
+from daskdist.core.structure import LONE, ONE_KIND, Leaves, Nested, Structure, as_array
 from daskdist.errors import StackError
 
 
@@ -508,5 +508,5 @@ def _agree(column: Sequence[Any], *, but_for_length: bool = False) -> bool:
     shapes, dtypes = set(map(shape_of, column)), set(map(dtype_of, column))
     if min(map(len, shapes)) < inner or len({(len(shape), shape[inner:]) for shape in shapes}) > 1:
         return False
-    # Fixed-width words of different lengths differ in dtype, but can be stacked.
-    return len(dtypes) == 1 or all(dtype.kind in "SU" for dtype in dtypes)
+    # Text of different widths differs in dtype, but can be stacked; bytes would become text.
+    return len(dtypes) == 1 or {dtype.kind for dtype in dtypes} in ONE_KIND

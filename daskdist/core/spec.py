@@ -12,7 +12,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
-from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array, is_plain, spec_of_nested
+from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array, common_dtype, is_plain, spec_of_nested
 from daskdist.errors import ArgumentError, UserFunctionError
 
 Shape = tuple[int | None, ...]
@@ -68,7 +68,7 @@ class TensorSpec:
     def is_compatible_with(self, other: Any) -> bool:
         """Return whether an array, or every array of another spec, conforms to this spec.
 
-        NumPy's text of any width is of one kind with its ``StringDType``.
+        NumPy's text of any width is of one kind with its ``StringDType``, and its bytes of any width with Python's.
 
         >>> TensorSpec((None, 3)).is_compatible_with(np.zeros((5, 3), "float32"))
         True
@@ -81,22 +81,24 @@ class TensorSpec:
             other = TensorSpec.of(as_array(other))
         return (
             _common_kind(self, other) is not None
-            and (other.dtype == self.dtype or (other.dtype.kind in "TU" and self.dtype.kind in "TU"))
+            and common_dtype(self.dtype, other.dtype) is not None
             and len(other.shape) == len(self.shape)
             and all(a is None or b is None or a == b for a, b in zip(self.shape, other.shape, strict=True))
         )
 
     def most_general_common_spec(self, other: TensorSpec) -> TensorSpec | None:
-        """Return the narrowest spec that includes both; None if dtype or rank differ.
+        """Return the narrowest spec that includes both; None if rank or dtype differ, but for the width of text.
 
         >>> TensorSpec((2, 3)).most_general_common_spec(TensorSpec((4, 3)))
         TensorSpec(shape=(None, 3), dtype=float32, name=None)
+        >>> TensorSpec((), "U3").most_general_common_spec(TensorSpec((), "U5"))
+        TensorSpec(shape=(), dtype=<U5, name=None)
         """
-        kind = _common_kind(self, other)
-        if kind is None or self.dtype != other.dtype or len(self.shape) != len(other.shape):
+        kind, dtype = _common_kind(self, other), common_dtype(self.dtype, other.dtype)
+        if kind is None or dtype is None or len(self.shape) != len(other.shape):
             return None
         shape = tuple(a if a == b else None for a, b in zip(self.shape, other.shape, strict=True))
-        return kind(shape, self.dtype, self.name if self.name == other.name else None)
+        return kind(shape, dtype, self.name if self.name == other.name else None)
 
     def grouped(self, size: int | None) -> TensorSpec:
         """Return the spec of ``size`` such leaves stacked along a new first axis."""

@@ -26,6 +26,8 @@ Leaves = tuple[Any, ...]
 TEXT: Final = np.dtype(np.dtypes.StringDType())
 # The kinds of dtypes whose values are bytes of one length, without references to objects.
 FIXED_SIZE_KINDS: Final = "biufcmMSU"
+# Kinds of dtypes of text, and of bytes: of some width, and of any.
+ONE_KIND: Final = ({"T"}, {"U"}, {"T", "U"}, {"S"}, {"S", "O"})
 # The most characters of a nesting in a message.
 _MOST_CHARACTERS: Final = 300
 
@@ -284,3 +286,14 @@ def is_plain(leaf: Any) -> bool:
 
 # The structure of an element that is a single leaf.
 LONE: Final = Structure.of(0)[1]
+
+
+def common_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return the dtype that holds values of both, if they are equal or differ only in the width of text or bytes.
+
+    >>> common_dtype(np.dtype("U3"), np.dtype("U5")), common_dtype(np.dtype("S3"), np.dtype(object))
+    (dtype('<U5'), dtype('O'))
+    """
+    if a == b:
+        return a
+    return np.result_type(a, b) if {a.kind, b.kind} in ONE_KIND else None

@@ -313,7 +313,7 @@ def chosen(asked: Any, names: Sequence[str], path: str, first: FirstFile | None,
 
 
 def check_alike(arrays: StoredArrays, path: str, first: FirstFile) -> None:
-    """Check that the elements of a file have the spec of those of the first.
+    """Check that the elements of a file have the spec of those of the first, but for the width of text and bytes.
 
     Raises
     ------
@@ -321,7 +321,8 @@ def check_alike(arrays: StoredArrays, path: str, first: FirstFile) -> None:
         The specs differ.
     """
     spec = arrays.spec
-    if spec != first.spec:
+    common = spec.most_general_common_spec(first.spec)
+    if common is None or [leaf.shape for leaf in common.leaves] != [leaf.shape for leaf in first.spec.leaves]:
         raise differs_from_first(path, spec, first)
 
 

@@ -15,7 +15,7 @@ from daskdist.core.node import Facts, SpecFromCalls
 from daskdist.core.primitive import Chain, Primitive
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import ElementSpec, SpecUnknown, is_safe, learned_spec
-from daskdist.core.structure import LONE, Leaves, Structure, as_array, is_plain
+from daskdist.core.structure import LONE, Leaves, Structure, as_array, common_dtype, is_plain
 from daskdist.core.to_numpy import to_numpy
 from daskdist.errors import ArgumentError, UserFunctionError
 
@@ -171,7 +171,7 @@ def _next_leaf(function: UserFunction, path: str, old: Any, new: Any, where: Cal
             ) from None
         except ArgumentError as error:
             raise UserFunctionError(f"{function.operation}: {function} returned {error}, on {where()}") from None
-        if np.asarray(old).dtype == np.asarray(leaf).dtype:
+        if common_dtype(np.asarray(old).dtype, np.asarray(leaf).dtype) is not None:
             return leaf
         was, now = np.asarray(old).dtype, np.asarray(leaf).dtype
     raise UserFunctionError(
