@@ -34,6 +34,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     # The largest file that is read whole into memory from an HTTP server that does not serve ranges of files; also the
     # total size of such files that are kept.
     "whole-file-bytes": "256 MiB",
+    # The seconds before a request to a server of files is made again, if it refused for a moment (HTTP status 408, 429,
+    # 500, 502, 503, 504) or closed the connection; after the last one it is an error.
+    "request-pauses": [0.25, 1, 4],
     # The arity of the tree in which values of several workers are reduced.
     "split-every": 8,
     # The number of threads that read ahead in this process; null means one per core.

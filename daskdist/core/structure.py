@@ -267,8 +267,8 @@ def refuse_objects(array: Any, *, but_for: tuple[type[Any], ...] = (bytes, str))
     kinds = set(map(type, array.flat))
     if type(None) in kinds:
         raise ArgumentError(
-            "a leaf has missing values (None), which arrays do not have: write float('nan') for a number, \"\" for text "
-            "and numpy.datetime64('NaT') for a date, or leave these elements out"
+            "a leaf has missing values (None), which arrays do not have: write float('nan') for a number, \"\" for text"
+            " and numpy.datetime64('NaT') for a date, or leave these elements out"
         )
     refused = [kind for kind in kinds if not issubclass(kind, but_for)]
     if refused:

@@ -160,8 +160,8 @@ def _number_of(value: Any, kind: Any) -> Any:
     number = int(value.astype(np.int64))
     if unit in ("Y", "M") and not is_time:
         unit, count, number = "D", 1, int(value.astype("datetime64[D]").astype(np.int64))
-    own = "D" if types.is_date32(kind) else "ms" if types.is_date64(kind) else kind.unit
-    return Fraction(number * count) * _SECONDS[unit] / _SECONDS[own] if unit in _SECONDS else None
+    column_unit = "D" if types.is_date32(kind) else "ms" if types.is_date64(kind) else kind.unit
+    return Fraction(number * count) * _SECONDS[unit] / _SECONDS[column_unit] if unit in _SECONDS else None
 
 
 def may_hold(condition: Condition, bounds: Mapping[str, tuple[Any, Any]]) -> bool:

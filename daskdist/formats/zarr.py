@@ -39,6 +39,7 @@ from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hidden_files import is_hidden_from
 from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
+from daskdist.storage.retries import retried
 
 _ADVICE: Final = "convert it to numbers, times, text or bytes with map(...)"
 # The ends of the names under which Zarr, and `atomic_file`, write a file in a local directory.
@@ -116,7 +117,11 @@ class Zarr(RangeReader):
                 if stamp != part.stamps[stored.name]:
                     raise FileError(f"{label}: the store was changed since it was listed; create the dataset again")
                 key = part.path, stored.name, stamp
-                return by_chunks(stored, part.start, part.stop, key, lambda start, stop: _values(array, start, stop))
+
+                def fetch(start: int, stop: int) -> Any:
+                    return retried(_values, array, start, stop)
+
+                return by_chunks(stored, part.start, part.stop, key, fetch)
 
             return part.arrays.block(rows, label)
 
@@ -124,7 +129,7 @@ class Zarr(RangeReader):
         zarr, stamps = _library(), {}
         with self._opened(path) as store, damage(path, "not a Zarr store, or damaged"):
             try:
-                node = zarr.open(store, mode="r")
+                node = retried(zarr.open, store, mode="r")
             except FileNotFoundError:
                 raise FileError(f"{path}: not a Zarr store: it has neither a group nor an array") from None
             if isinstance(node, zarr.Array):
@@ -140,7 +145,7 @@ class Zarr(RangeReader):
 
     def _array(self, store: Any, name: str, path: str) -> tuple[Any, str]:
         # Use the array's own metadata, as the group's consolidated metadata may be older.
-        array = _library().open_array(store, path=name, mode="r")
+        array = retried(_library().open_array, store, path=name, mode="r")
         metadata = array.metadata.to_dict()
         metadata.pop("attributes", None)
         text = json.dumps(metadata, default=str, sort_keys=True)

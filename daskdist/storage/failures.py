@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from daskdist.errors import DamagedFileError, DaskdistError, FileError
+from daskdist.storage.retries import refusal
 from daskdist.url_secrets import shown_cause
 
 CREDENTIALS: Final = (
@@ -121,7 +122,8 @@ def failures(label: str, problem: str, kinds: tuple[type[Exception], ...] = (Exc
         raise _as_file_error(label, error, problem) from shown_cause(error)
 
 
-def _as_file_error(label: str, error: Exception, problem: str) -> FileError:
+def _as_file_error(label: str, error: BaseException, problem: str) -> FileError:
+    error = refusal(error)
     if isinstance(error, FileNotFoundError):
         return FileError(
             f"{label}: not found: deleted since it was listed, or on a disk that this machine cannot access"
@@ -131,15 +133,17 @@ def _as_file_error(label: str, error: Exception, problem: str) -> FileError:
     return FileError(f"{label}: {problem}: {error or type(error).__name__}{advice_for(error) or ''}")
 
 
-def _is_remote(error: Exception) -> bool:
+def _is_remote(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in _REMOTE_LIBRARIES
 
 
-def advice_for(error: Exception) -> str | None:
+def advice_for(error: BaseException) -> str | None:
     """Return what to do about an error of a library of remote file systems; None for any other error."""
     if not _is_remote(error):
         return None
     name = type(error).__name__
+    if (status := getattr(error, "status", None)) is not None:
+        return f"; {CREDENTIALS}" if status in (401, 403) else ""
     if any(word in name for word in ("Credential", "Token", "Auth", "Profile")):
         return f"; {CREDENTIALS}"
     if any(word in name for word in ("Endpoint", "Connect", "Timeout", "Region", "Bucket")):

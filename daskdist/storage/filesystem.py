@@ -9,16 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cached_property, partial
+from os.path import basename, dirname
 from pathlib import Path
 from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, FileError
-from daskdist.storage.failures import CREDENTIALS, advice_for, failures, reading
+from daskdist.storage.failures import failures, reading
 from daskdist.storage.hidden_files import is_hidden, is_hidden_below, is_hidden_from
-from daskdist.storage.http_files import is_http, num_bytes, open_http, without_query
+from daskdist.storage.http_files import HttpFiles, is_http, num_bytes, without_query
 from daskdist.storage.listing import files_below, matches, with_suffix, without_directories
+from daskdist.storage.retries import refusal, retried
 from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
-from daskdist.url_secrets import shown_cause
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 StorageOptions = Mapping[str, Any] | None
@@ -46,6 +48,14 @@ class Storage:
 
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.options or ())))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process looks files up by itself.
+        return {"options": self.options}
+
+    @cached_property
+    def _http(self) -> HttpFiles:
+        return HttpFiles()
 
     def expand(self, paths: Paths, suffixes: Sequence[str]) -> tuple[str, ...]:
         """Return the files that paths, globs and directories name, in that order; those of one pattern are sorted.
@@ -107,67 +117,80 @@ class Storage:
 
     def _listed_remote(self, path: str, suffixes: tuple[str, ...]) -> Listing:
         fs, inner = self.located(path)
-        # The file system itself is in the part after "::", as in zip://*.csv::archive.zip
-        _, chained, outer = path.partition("::")
+        chained = path.removeprefix(first_link(path))
         manifests: list[str] = []
-        try:
-            if has_wildcards(inner):
-                names = without_directories(self._matches(fs, inner), fs.isdir, path)
-                manifests = self._matches(fs, _manifests_beside(inner))
-            # A query names one file, and asking whether that is a directory would download it.
-            elif not (is_http(inner) and "?" in inner) and fs.isdir(inner):
-                root = str(fs._strip_protocol(inner))
-                names = [name for name in fs.find(inner) if not is_hidden_below(os.path.dirname(name), root)]
-                manifests = [name for name in names if is_manifest_name(os.path.basename(name))]
-                names = [name for name in names if not is_hidden(os.path.basename(name))]
-                names = with_suffix(names, suffixes, path)
-            else:
-                names = [inner] if fs.exists(inner) else []
-                if not names:
-                    # Some file systems list nothing where access is denied; info raises.
-                    fs.info(inner)
-        except FileNotFoundError:
-            return Listing([], [])
-        except PermissionError as error:
-            raise FileError(f"{path!r} cannot be looked up: {error}; {CREDENTIALS}") from shown_cause(error)
-        except Exception as error:
-            advice = advice_for(error)
-            if advice is None and not isinstance(error, (OSError, ValueError)):
-                raise
-            raise FileError(f"{path!r} cannot be looked up: {error}{advice or ''}") from shown_cause(error)
+        with failures(repr(path), "cannot be looked up", (OSError, ValueError)):
+            try:
+                kind = self._kind(fs, inner, suffixes)
+                is_glob = kind is None and has_wildcards(inner)
+                if kind == "directory":
+                    root = str(fs._strip_protocol(inner))
+                    names = [name for name in retried(fs.find, inner) if not is_hidden_below(dirname(name), root)]
+                    manifests = [name for name in names if is_manifest_name(basename(name))]
+                    # Object stores may have empty objects that stand for folders.
+                    folders = set(map(dirname, names))
+                    names = [name for name in names if name not in folders and not name.endswith("/")]
+                    names = with_suffix([name for name in names if not is_hidden(basename(name))], suffixes, path)
+                elif is_glob:
+                    names = without_directories(self._matches(fs, inner), partial(retried, fs.isdir), path)
+                    manifests = self._matches(fs, _manifests_beside(inner))
+                else:
+                    names = [] if kind is None else [inner]
+            except FileNotFoundError as error:
+                if refusal(error) is not error:
+                    raise
+                return Listing([], [])
 
         def urls(inner_paths: Sequence[str]) -> list[str]:
-            return sorted(fs.unstrip_protocol(name) + chained + outer for name in inner_paths)
+            return sorted(fs.unstrip_protocol(name) + chained for name in inner_paths)
 
-        return Listing(urls(names), urls(manifests))
+        return Listing(urls(names), urls(manifests), is_glob)
+
+    def _kind(self, fs: Any, inner: str, suffixes: tuple[str, ...]) -> str | None:
+        # Return what a name stands for itself, "file" or "directory"; None if there is no such name.
+        if is_http(inner) and "*" in without_query(inner):
+            # Some servers answer with a page to any name.
+            return None
+        try:
+            info = self._http.info(fs, inner, is_current=True) if is_http(inner) else retried(fs.info, inner)
+        except FileNotFoundError as error:
+            if refusal(error) is not error:
+                raise
+            # A folder of an object store, or of an archive, may have no entry itself.
+            return "directory" if not is_http(inner) and retried(fs.isdir, inner) else None
+        if not is_http(inner):
+            return str(info["type"])
+        # Only pages list directories, and asking whether one does downloads it.
+        is_page = info.get("mimetype") in ("text/html", None) and "?" not in inner
+        has_suffix = without_query(inner).lower().endswith(tuple(filter(None, suffixes)))
+        return "directory" if is_page and not has_suffix and retried(fs.isdir, inner) else "file"
 
     def _matches(self, fs: Any, pattern: str) -> list[str]:
         stripped = str(fs._strip_protocol(pattern))
-        return [name for name in fs.glob(pattern) if not is_hidden_from(name, stripped)]
+        return [name for name in retried(fs.glob, pattern) if not is_hidden_from(name, stripped)]
 
     def _finished(self, listing: Listing, pattern: str, suffixes: tuple[str, ...]) -> list[str]:
         # Apply the manifests: leave out the files they ignore, and require those they list.
         ignored, listed = set(), dict[str, int]()
 
         def is_wanted(name: str) -> bool:
-            if not has_wildcards(pattern):
+            if not listing.is_glob:
                 return name.lower().endswith(suffixes)
-            last = pattern.partition("::")[0].rpartition("/")[2]
+            last = first_link(pattern).rpartition("/")[2]
             return "**" in last or fnmatch(name, last)
 
         for path in listing.manifests:
             manifest = WriteManifest.from_bytes(self.read(path), path)
-            inner, chained, outer = path.partition("::")
+            inner = first_link(path)
+            chained = path.removeprefix(inner)
             directory = inner.rpartition("/")[0]
             if manifest.is_unfinished and any(map(is_wanted, manifest.ignored)):
                 raise FileError(
                     f"{directory}: the write to this directory has not finished: "
                     f"{os.path.basename(inner)} lists no complete file; write it again"
                 )
-            ignored |= {f"{directory}/{name}{chained}{outer}" for name in manifest.ignored}
-            listed |= {
-                f"{directory}/{name}{chained}{outer}": size for name, size in manifest.files.items() if is_wanted(name)
-            }
+            ignored |= {f"{directory}/{name}{chained}" for name in manifest.ignored}
+            listed |= {f"{directory}/{name}{chained}": size for name, size in manifest.files.items() if is_wanted(name)}
         names = set(listing.files)
         for (path, size), actual_size in zip(listed.items(), self.sizes(list(listed)) if listed else (), strict=True):
             if path not in names or actual_size != size:
@@ -189,6 +212,10 @@ class Storage:
         import fsspec
 
         try:
+            if "::" in path and first_link(path) == path:
+                # The name itself has these characters, which would begin another link of a chain.
+                fs = fsspec.filesystem(path.partition("://")[0], **(self.options or {}))
+                return fs, str(fs._strip_protocol(path))
             fs, inner = fsspec.core.url_to_fs(path, **(self.options or {}))
         # The file systems of archives also raise errors of their libraries.
         except Exception as error:
@@ -207,14 +234,21 @@ class Storage:
         with reading(path):
             if is_remote(path):
                 fs, inner = self.located(path)
-                with open_http(fs, inner, fs.info(inner)) if is_http(path) else fs.open(inner, "rb") as file:
+                with self._http.open(fs, inner) if is_http(path) else opened_remote(fs, inner) as file:
                     yield file
             else:
                 with open(path, "rb") as file:
                     yield file
 
-    def version(self, path: str) -> Version:
+    def version(self, path: str, *, is_current: bool = False) -> Version:
         """Look up a file without reading it.
+
+        Parameters
+        ----------
+        path
+            Its path or URL.
+        is_current
+            Whether a file of an HTTP server is looked up again, if it was before.
 
         Raises
         ------
@@ -231,13 +265,14 @@ class Storage:
             return Version(path, known.st_size, str(known.st_mtime_ns))
         with failures(path, "cannot be looked up"):
             fs, inner = self.located(path)
-            info = fs.info(inner)
+            if is_http(path):
+                info = self._http.info(fs, inner, is_current=is_current)
+                return Version(path, num_bytes(fs, inner, info), _tag(info))
+            info = retried(fs.info, inner)
             # File systems differ in the name of the tag, and not all know the size without reading the file.
             tag = _tag(info)
-            if is_http(path):
-                return Version(path, num_bytes(fs, inner, info), tag)
             if info.get("size") is None:
-                with fs.open(inner, "rb") as file:
+                with opened_remote(fs, inner) as file:
                     return Version(path, file.seek(0, os.SEEK_END), tag)
             return Version(path, int(info["size"]), tag)
 
@@ -249,7 +284,7 @@ class Storage:
         FileError
             It was changed, is missing, or access is denied.
         """
-        if self.version(version.path) != version:
+        if self.version(version.path, is_current=True) != version:
             raise FileError(f"{label}: the file was changed since it was listed; create the dataset again")
 
     def sizes(self, paths: Sequence[str]) -> list[int]:
@@ -303,14 +338,15 @@ class Storage:
 
     def _listed_beside(self, path: str, *, is_current: bool) -> dict[str, Any]:
         # Return the entries of a directory by name; none if the file system cannot list them.
-        if "::" in path:
+        if "::" in path or is_http(path):
             return {}
         try:
             fs, inner = self.located(path)
             folder = inner.rpartition("/")[0]
             if is_current:
                 fs.invalidate_cache(folder)
-            return {entry["name"].rpartition("/")[2]: entry for entry in fs.ls(folder, detail=True)}
+            entries = retried(fs.ls, folder, detail=True)
+            return {entry["name"].rpartition("/")[2]: entry for entry in entries}
         except Exception:
             # The error is reported when a file is read.
             return {}
@@ -318,7 +354,7 @@ class Storage:
     def _remote_state(self, path: str) -> Any:
         try:
             fs, inner = self.located(path)
-            info = fs.info(inner)
+            info = retried(fs.info, inner)
         except Exception:
             # The error is reported when the file is read.
             return None
@@ -405,6 +441,7 @@ class Listing:
 
     files: list[str]
     manifests: list[str]
+    is_glob: bool = False
 
 
 class _ChangedError(FileError):
@@ -419,7 +456,8 @@ def _listed_local(path: str, suffixes: tuple[str, ...]) -> Listing:
     if not os.path.isdir(path):
         if not glob.has_magic(path):
             return Listing([], [])
-        return Listing(without_directories(matches(path), os.path.isdir, path), matches(_manifests_beside(path)))
+        files = without_directories(matches(path), os.path.isdir, path)
+        return Listing(files, matches(_manifests_beside(path)), is_glob=True)
     found = list(files_below(path))
     files = [name for name in found if not is_hidden(os.path.basename(name))]
     manifests = [name for name in found if is_manifest_name(os.path.basename(name))]
@@ -440,7 +478,28 @@ def local(path: str) -> str:
 
 def has_wildcards(path: str) -> bool:
     """Return whether a path is a glob. In a URL of an HTTP server, ? is no wildcard but begins the query."""
-    return any(glob.has_magic(without_query(link)) for link in path.split("::"))
+    return glob.has_magic(without_query(first_link(path)))
+
+
+# The protocols of file systems that are in no other one, so that "::" is a part of their names.
+_OUTERMOST: Final = frozenset(
+    {"abfs", "abfss", "adl", "az", "gcs", "gs", "hdfs", "http", "https", "memory", "oss", "s3", "s3a", "webhdfs"}
+)
+
+
+def first_link(path: str) -> str:
+    """Return the first part of a chain of URLs, such as ``zip://*.csv`` of ``zip://*.csv::archive.zip``."""
+    protocol, separator, _ = path.partition("://")
+    return path if not separator or protocol in _OUTERMOST else path.partition("::")[0]
+
+
+def opened_remote(fs: Any, inner: str) -> Any:
+    """Open a remote file whose requests are made again if they are refused for a moment."""
+    file = retried(fs.open, inner, "rb")
+    cache: Any = getattr(file, "cache", None)
+    if getattr(cache, "fetcher", None) is not None:
+        cache.fetcher = partial(retried, cache.fetcher)
+    return file
 
 
 def is_remote(path: str) -> bool:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import IO, Any, Final
 
 from daskdist.config import in_bytes, setting
 from daskdist.errors import FileError
+from daskdist.storage.retries import retried
 
 _AT_ONCE: Final = 2**20
+# The largest file that is read by one request, the bytes of such files that are kept, and for how long if nothing tells
+# whether the content is still the same.
+_SMALL: Final = 2**20
+_KEPT: Final = 2**24
+_UNTAGGED_S: Final = 10
 # Part of fsspec's message when a request for a range returned the whole file.
 _REFUSED: Final = "range requests"
 
@@ -41,6 +48,55 @@ def without_query(url: str) -> str:
     return url.partition("?")[0] if is_http(url.rpartition("::")[2]) else url
 
 
+class HttpFiles:
+    """The files of HTTP servers that a dataset reads, so that few requests are made for small ones.
+
+    Notes
+    -----
+    The answer to the first request for a file is kept, so that a file that is changed before it is listed is noticed.
+    The contents of small files that were read to infer types are kept for reading their rows: up to a total size, and
+    without a tag or time of the content only for a few seconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._infos: dict[str, Mapping[str, Any]] = {}
+        self._contents: OrderedDict[Any, tuple[float, bytes]] = OrderedDict()
+
+    def info(self, fs: Any, url: str, *, is_current: bool = False) -> Mapping[str, Any]:
+        """Return the size and tag of a file as they were first looked up, or if ``is_current``, as they are now."""
+        info = None if is_current else self._infos.get(url)
+        if info is None:
+            info = retried(fs.info, url)
+            self._infos.setdefault(url, info)
+        return info
+
+    def open(self, fs: Any, url: str) -> IO[bytes]:
+        """Open a file as `open_http` does; a small one is downloaded whole."""
+        info = self.info(fs, url)
+        size = info.get("size")
+        if size is None or size > _SMALL:
+            return open_http(fs, url, info)
+        key = _key(url, info)
+        with self._lock:
+            fetched_at, content = self._contents.get(key, (0.0, None))
+        if content is None or (not _has_tag(info) and time.monotonic() - fetched_at > _UNTAGGED_S):
+            content = retried(_fetched, fs, url, size, _SMALL)
+            with self._lock:
+                self._contents[key] = time.monotonic(), content
+                while len(self._contents) * _SMALL > _KEPT and _num_bytes(self._contents) > _KEPT:
+                    self._contents.popitem(last=False)
+        return io.BytesIO(content)
+
+
+def _has_tag(info: Mapping[str, Any]) -> bool:
+    return bool(info.get("ETag") or info.get("Last-Modified"))
+
+
+def _num_bytes(contents: Mapping[Any, tuple[float, bytes]]) -> int:
+    return sum(len(content) for _, content in contents.values())
+
+
 def open_http(fs: Any, url: str, info: Mapping[str, Any]) -> IO[bytes]:
     """Open a file, read by ranges if the server supports them and otherwise as a whole.
 
@@ -61,7 +117,7 @@ def open_http(fs: Any, url: str, info: Mapping[str, Any]) -> IO[bytes]:
 
     def fetch(start: int, stop: int) -> Any:
         try:
-            return ranges(start, stop)
+            return retried(ranges, start, stop)
         except ValueError as error:
             if _REFUSED not in str(error):
                 raise
@@ -104,7 +160,7 @@ class _WholeFiles:
                     self._files.move_to_end(key)
                     return self._files[key]
             limit = in_bytes("whole-file-bytes")
-            content = _fetched(fs, url, info.get("size"), limit)
+            content = retried(_fetched, fs, url, info.get("size"), limit)
             with self._lock:
                 self._files[key] = content
                 while len(self._files) > 1 and sum(map(len, self._files.values())) > limit:
@@ -123,7 +179,7 @@ def _key(url: str, info: Mapping[str, Any]) -> Any:
 def _fetched(fs: Any, url: str, size: int | None, limit: int) -> bytes:
     content = bytearray()
     if size is None or size <= limit:
-        with fs.open(url, "rb", block_size=0) as stream:
+        with fs.open(url, "rb", block_size=0, size=size) as stream:
             while len(content) <= limit and (chunk := stream.read(_AT_ONCE)):
                 content += chunk
         if len(content) <= limit:

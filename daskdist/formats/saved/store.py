@@ -33,6 +33,7 @@ from daskdist.errors import ArgumentError, FileError, StackError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
 from daskdist.storage.atomic_file import located, writing
 from daskdist.storage.failures import damage
+from daskdist.storage.filesystem import opened_remote
 from daskdist.tables.to_arrow import columns_of
 from daskdist.url_secrets import shown_cause
 
@@ -341,7 +342,7 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
     with damage(path):
         # Arrays keep a file mapped after it is closed.
         try:
-            source = pa.memory_map(os.fsencode(path)) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb")
+            source = pa.memory_map(os.fsencode(path)) if isinstance(fs, LocalFileSystem) else opened_remote(fs, path)
         except FileNotFoundError as error:
             raise FileError(
                 f"{path}: not found: deleted since it was saved, or on a disk that this machine cannot access"
