@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
@@ -45,6 +45,8 @@ _DECIMAL_ERROR: Final = Decimal("1e-15")
 _LEAST: Final = np.float32(-np.inf)
 # The number of bytes to read from a local file at a time.
 _BUFFER_BYTES: Final = 2**16
+# The unit of timestamps of the type INT96, whose range is that of dates: Spark writes microseconds.
+_INT96_UNIT: Final = "us"
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,14 @@ class Parquet(TableFiles):
         self.storage.check_unchanged(version, split.label)
         # Not with filters, which compare the values.
         repeated = [] if self.filters is not None or is_remote(path) else _footer_of(version).repeated_texts(group)
-        with self._opened(version, repeated) as (file, names), damage(split.label):
+        with self._opened(version, repeated) as (file, footer), damage(split.label):
+            names = footer.schema.names
             needed = {*self._tables.read_from(names), *self._filtered_by(names)}
             columns = None if len(needed) == len(names) else [name for name in names if name in needed]
             # Splits are read in parallel already; threads within one would only contend.
-            table = converted(file.read_row_group(group, columns=columns, use_threads=False), types)
+            table = file.read_row_group(group, columns=columns, use_threads=False)
+            self._check_int96(table, footer, version, split)
+            table = converted(table, types)
             if self.filters is not None:
                 table = self._filtered(table, path)
             return _with_plain_text(table, repeated)
@@ -247,25 +252,45 @@ class Parquet(TableFiles):
                 raise
 
     @contextmanager
-    def _opened(self, version: Version, repeated: Sequence[str] = ()) -> Iterator[tuple[Any, list[str]]]:
-        # Yield an open file and the names of its columns; `repeated` columns of text are read as dictionaries.
+    def _opened(
+        self, version: Version, repeated: Sequence[str] = (), footer: Footer | None = None, unit: str = _INT96_UNIT
+    ) -> Iterator[tuple[Any, Footer]]:
+        # Yield an open file and its footer, if that is known; `repeated` columns of text are read as dictionaries, and
+        # old timestamps in a unit.
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         path = version.path
         with self._failures(version):
-            options: dict[str, Any] = {}
-            footer = None if is_remote(path) else _footer_of(version)
-            if footer is not None:
+            options: dict[str, Any] = {"coerce_int96_timestamp_unit": unit}
+            if not is_remote(path):
+                footer = _footer_of(version)
                 # Read small pieces, which are decoded while they are in the cache, instead of whole row groups.
-                options = {"metadata": footer.metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
-                options["read_dictionary"] = repeated
+                options |= {"pre_buffer": False, "buffer_size": _BUFFER_BYTES, "read_dictionary": repeated}
+            if footer is not None:
+                options["metadata"] = footer.metadata
             # Verify checksums if the file has them.
             with (
                 self.storage.open(path) if is_remote(path) else pa.OSFile(os.fsencode(path)) as stream,
                 pq.ParquetFile(stream, page_checksum_verification=True, **options) as file,
             ):
-                yield file, (file.schema_arrow if footer is None else footer.schema).names
+                yield file, footer or Footer(file.metadata, file.schema_arrow)
+
+    def _check_int96(self, table: Any, footer: Footer, version: Version, split: Split) -> None:
+        # Arrow leaves out what a unit cannot hold, and makes other times of what is out of the range of nanoseconds.
+        columns = [name for name in footer.int96 if name in table.column_names]
+        if not columns:
+            return
+        with self._opened(version, footer=footer, unit="ns") as (file, _):
+            exact = file.read_row_group(split.payload[1], columns=columns, use_threads=False)
+        for name in columns:
+            for times, nanoseconds in zip(_times(table[name]), _times(exact[name]), strict=True):
+                is_lost = times.view(np.int64) * 1000 != nanoseconds.view(np.int64)
+                if is_lost.any():
+                    raise FileError(
+                        f"{split.label}: column {name!r} has the time {times[is_lost][0]} and nanoseconds, but its "
+                        "type, INT96, is read as microseconds; leave it out, or write it as timestamp[ns]"
+                    )
 
     def _failures(self, version: Version) -> Any:
         return damage(version.path, f"not a Parquet file, or a truncated one, of {counted(version.num_bytes, 'byte')}")
@@ -336,6 +361,15 @@ class Footer:
     metadata: Any
     schema: Any
 
+    @cached_property
+    def int96(self) -> list[str]:
+        """The columns that hold timestamps of the old type INT96, of which the unit is chosen."""
+        known = self.metadata.schema
+        if not any(known.column(number).physical_type == "INT96" for number in range(self.metadata.num_columns)):
+            return []
+        others = known.to_arrow_schema()
+        return [column.name for column, other in zip(self.schema, others, strict=True) if column.type != other.type]
+
     def bounds(self, group: int, selected: Container[str]) -> dict[str, tuple[Any, Any]]:
         """Return the smallest and largest values of some columns of a row group, if its statistics have them."""
         known = self.metadata.row_group(group)
@@ -375,8 +409,8 @@ class Footer:
         """Return the footer of an open file."""
         import pyarrow.parquet as pq
 
-        metadata = pq.read_metadata(file)
-        return cls(metadata, metadata.schema.to_arrow_schema())
+        opened = pq.ParquetFile(file, coerce_int96_timestamp_unit=_INT96_UNIT)
+        return cls(opened.metadata, opened.schema_arrow)
 
 
 def _widened(least: Any, greatest: Any, physical_type: str) -> tuple[Any, Any]:
@@ -405,6 +439,21 @@ def _footer_of(version: Version) -> Footer:
 
     with pa.OSFile(os.fsencode(version.path)) as file:
         return Footer.of(file)
+
+
+def _times(column: Any) -> Iterator[np.ndarray[Any, Any]]:
+    # Yield the timestamps of a column, also those within its structs and lists.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        yield column.drop_null().to_numpy()
+    elif pa.types.is_struct(kind):
+        for part in column.flatten():
+            yield from _times(part)
+    elif kind.num_fields == 1:
+        yield from _times(pc.list_flatten(column))
 
 
 def _other_than_floats(path: str, kind: Any) -> Iterator[str]:

@@ -61,6 +61,10 @@ def read_parquet(
     Notes
     -----
     Lists become arrays of varying length, structs dicts, decimals the nearest float64, dates and times NumPy's.
+    Timestamps of the old type INT96, which Spark writes, are microseconds; nanoseconds in them are an error. Columns of
+    Arrow's fixed-shape tensors are arrays of that shape.
+
+    A column of nulls that has no type, as pandas writes it, has the type that it has in other files.
     """
     storage = Storage(storage_options)
     files = storage.expand(paths, Parquet.suffixes)
