@@ -23,6 +23,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT
 from daskdist.errors import DamagedFileError, FileError, MissingPackageError
+from daskdist.formats import cf_attributes
 from daskdist.formats.stored_arrays import (
     RangeReader,
     StoredArray,
@@ -152,6 +153,10 @@ class Hdf5(RangeReader):
                     )
             columns = chosen(asked if names else None, names, path, first)
             arrays = StoredArrays.of(columns, lambda name: _stored(file[name], name, path, version.num_bytes), path)
+            if first is None:
+                names = [stored.name for stored in arrays.stored]
+                found = {name: cf_attributes.not_applied(file[name].attrs, file[name].dtype) for name in names}
+                cf_attributes.warn(found, path, "open_dataset")
             places = {name: None if is_remote(path) else _place(file[name], file, version) for name in columns.names}
             return version, arrays, places
 

@@ -20,6 +20,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import FIXED_SIZE_KINDS, LONE, TEXT
 from daskdist.errors import ArgumentError, FileError, MissingPackageError
+from daskdist.formats import cf_attributes
 from daskdist.formats.stored_arrays import (
     LONE_NAME,
     RangeReader,
@@ -137,11 +138,17 @@ class Zarr(RangeReader):
             else:
                 columns = chosen(self.arrays, _names(node, self.arrays), path, first)
 
+            attributes = {}
+
             def describe(name: str) -> StoredArray:
                 array, stamps[name] = self._array(store, name, path)
+                attributes[name] = cf_attributes.not_applied(_cf_attributes(array), array.dtype)
                 return _stored(array, name, path)
 
-            return StoredArrays.of(columns, describe, path), stamps
+            arrays = StoredArrays.of(columns, describe, path)
+            if first is None:
+                cf_attributes.warn(attributes, path, "open_zarr")
+            return arrays, stamps
 
     def _array(self, store: Any, name: str, path: str) -> tuple[Any, str]:
         # Use the array's own metadata, as the group's consolidated metadata may be older.
@@ -242,6 +249,13 @@ def _stored(array: Any, name: str, path: str) -> StoredArray:
         row_bytes = int(np.prod(array.shape[1:])) * array.dtype.itemsize
         return StoredArray(name, array.shape[0], row, row_bytes, max(chunk_rows, 1))
     return StoredArray.of(name, array.shape, array.dtype, path, chunk_rows)
+
+
+def _cf_attributes(array: Any) -> dict[str, Any]:
+    # xarray writes the fill value of version 2 as that of the chunks.
+    attributes = dict(array.attrs)
+    is_of_xarray = "_ARRAY_DIMENSIONS" in attributes and array.fill_value is not None
+    return {"_FillValue": array.fill_value, **attributes} if is_of_xarray else attributes
 
 
 def _is_bytes(array: Any) -> bool:

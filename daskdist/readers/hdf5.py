@@ -46,6 +46,10 @@ def read_hdf5(paths: Paths, arrays: Any = None, *, storage_options: StorageOptio
     splits share is kept for the second, up to 4 times ``split-bytes``, and decoded again if other processes read the
     splits. A chunk that was never written holds the fill value.
 
+    Attributes of the CF conventions, which NetCDF 4 files have (``scale_factor``, ``add_offset``, ``_FillValue``,
+    ``missing_value``, ``_Unsigned``, ``units`` such as "days since 2000-01-01") are not applied: elements have the
+    stored values, and a warning is logged. ``Dataset.from_dask(xarray.open_dataset(path, chunks={}))`` applies them.
+
     Contiguous numbers in a local file (neither chunked nor compressed) are mapped into memory, with the limits that
     `read_npy` describes. The library reads everything else in one thread at a time: threads gain nothing, processes do.
     Compound types are dicts by field, variable-length text is NumPy's ``StringDType`` if it is marked as UTF-8, else

@@ -47,6 +47,10 @@ def read_zarr(store: Paths, arrays: Any = None, *, storage_options: StorageOptio
     splits share is kept for the second, up to 4 times ``split-bytes``, and decoded again if other processes read the
     splits. A missing chunk has the fill value, as in Zarr. Text is NumPy's ``StringDType``, variable-length bytes are
     objects, and structured dtypes are dicts by field.
+
+    Attributes of the CF conventions (``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``,
+    ``_Unsigned``, ``units`` such as "days since 2000-01-01") are not applied: elements have the stored values, and a
+    warning is logged. ``Dataset.from_dask(xarray.open_zarr(store))`` applies them.
     """
     storage = Storage(storage_options)
     return Dataset(read_node(Zarr(arrays, storage), stores(store, storage)))
