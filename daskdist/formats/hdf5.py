@@ -44,8 +44,8 @@ _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _BYTES: Final = np.dtype(object)
 # The depth to which groups, and links to links, are followed, as a group in a damaged file may contain itself.
 _MOST_LEVELS: Final = 32
-# A value of variable length in a chunk: its length, and its position in the file.
-_REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
+# The usual size of a value of variable length in a chunk.
+_REFERENCE_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
         if len(shape) > 1 or base.kind not in "biufc" or not base.isnative:
             raise FileError(f"{where} holds lists of {base} in {len(shape)} axes, which is not supported; leave it out")
         row = TensorSpec((None,), native(base))
-        return StoredArray(name, shape[0], ElementSpec(LONE, (row,)), 2 * _REFERENCE.itemsize, chunk_rows)
+        return StoredArray(name, shape[0], ElementSpec(LONE, (row,)), 2 * _REFERENCE_BYTES, chunk_rows)
     taken = dataset.id.get_storage_size()
     if dataset.chunks is None and taken and (taken < dataset.nbytes or taken > num_bytes):
         raise DamagedFileError(f"{where} of shape {shape} takes {dataset.nbytes} bytes, but has {taken} of {num_bytes}")
@@ -293,7 +293,7 @@ def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[
 def _check_chunks(dataset: Any, start: int, stop: int) -> None:
     # The library reads a chunk of the size in its index into a buffer of the expected size.
     kind = dataset.id.get_type()
-    value_bytes = _REFERENCE.itemsize if dataset.dtype == object else kind.get_size()
+    value_bytes = _reference(dataset).itemsize if dataset.dtype == object else kind.get_size()
     for place in _unfiltered_chunks(dataset, start, stop):
         expected, actual = prod(dataset.chunks) * value_bytes, _chunk_size(dataset, place)
         if actual not in (None, expected):
@@ -316,17 +316,24 @@ def _chunk_size(dataset: Any, place: tuple[int, ...]) -> int | None:
 
 def _check_lengths(dataset: Any, start: int, stop: int, most: int, read: Callable[[int, int], bytes]) -> None:
     # The library allocates memory by the stated length of a value before it reads it: a flipped bit may take gigabytes.
+    kind = _reference(dataset)
     for data in _references(dataset, start, stop, read):
-        lengths = np.frombuffer(data, _REFERENCE, len(data) // _REFERENCE.itemsize)["length"]
+        lengths = np.frombuffer(data, kind, len(data) // kind.itemsize)["length"]
         if lengths.max(initial=0) > most:
             raise ValueError(
                 f"a value of array {dataset.name!r} states the length {lengths.max()}, more than the file has"
             )
 
 
+def _reference(dataset: Any) -> np.dtype[Any]:
+    # A value of variable length in a chunk is its length and its position in the file, an address of the file's size.
+    address_bytes, _ = dataset.file.id.get_create_plist().get_sizes()
+    return np.dtype([("length", "<u4"), ("address", f"V{address_bytes}"), ("index", "<u4")])
+
+
 def _references(dataset: Any, start: int, stop: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
     # Compressed chunks, which few versions of the library allow here, detect most damage themselves.
-    row = prod(dataset.shape[1:]) * _REFERENCE.itemsize
+    row = prod(dataset.shape[1:]) * _reference(dataset).itemsize
     if dataset.chunks is None:
         # The offset is None if the values are not written yet, or are stored in the header.
         offset = dataset.id.get_offset()

@@ -476,3 +476,19 @@ def test_without_the_library(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(errors.MissingPackageError, match=r"pip install 'daskdist\[hdf5\]'"):
         daskdist.read_hdf5(path)
+
+
+@pytest.mark.parametrize("address_bytes", [2, 4, 8])
+def test_files_whose_addresses_have_another_size(tmp_path, address_bytes):
+    settings = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    settings.set_sizes(address_bytes, 4)
+    path = str(tmp_path / "a.h5")
+    with h5py.File(h5py.h5f.create(path.encode(), h5py.h5f.ACC_TRUNC, fcpl=settings)) as file:
+        for name, chunks in (("whole", None), ("chunks", (2,))):
+            file.create_dataset(f"text {name}", data=["a", "bb", ""], dtype=h5py.string_dtype(), chunks=chunks)
+            lists = file.create_dataset(f"lists {name}", (3,), h5py.vlen_dtype("i4"), chunks=chunks)
+            lists[0], lists[2] = [1, 2], [3]
+    rows = list(read_hdf5(path))
+    for name in ("whole", "chunks"):
+        assert [row[f"text {name}"] for row in rows] == ["a", "bb", ""]
+        assert [row[f"lists {name}"].tolist() for row in rows] == [[1, 2], [], [3]]
