@@ -396,6 +396,30 @@ def test_a_worker_is_killed(own_client, mode):
         assert max(counts.values()) <= 3
 
 
+@pytest.mark.parametrize(("num_consumers", "num_workers"), [(2, 3), (1, 2), (3, 3)])
+def test_coordinated_reads_continue_without_a_killed_worker(own_cluster, num_consumers, num_workers):
+    client = own_cluster
+    client.cluster.scale(num_workers)
+    client.wait_for_workers(num_workers, timeout=60)
+    rows, batches, name = 10, 60, job()
+    dataset = Dataset.range(100_000).map(lambda x: (time.sleep(0.0002), x)[1]).batch(rows).repeat()
+    consumers = [
+        iter(dataset.serve(client, job_name=name, num_consumers=num_consumers, consumer_index=number))
+        for number in range(num_consumers)
+    ]
+    actual = [next(consumer) for _ in range(10) for consumer in consumers]
+    # Whichever it is: one that serves the consumers, or one that computes for it.
+    addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    kill_one_of(client, addresses[num_consumers % num_workers :])
+    actual += [next(consumer) for _ in range(batches - 10) for consumer in consumers]
+    for consumer in consumers:
+        consumer.close()
+    counts = Counter(number for batch in actual for number in batch.tolist())
+    assert all(len(batch) == rows for batch in actual)
+    assert sorted(counts) == list(range(rows * batches * num_consumers))
+    assert set(counts.values()) == {1}
+
+
 def kill_one_of(client, addresses):
     """Kill the process of the first of some workers; its nanny starts another."""
     (pid,) = client.run(os.getpid, workers=addresses[:1]).values()

@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.live_workers import LiveWorkers
-from daskdist.execute.callers.submit import Submit
+from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
@@ -372,8 +372,16 @@ class _OnAllWorkers(Submit):
     """A caller that submits calls as tasks to the present workers."""
 
     def __init__(self, client: Any) -> None:
-        super().__init__(client, LiveWorkers(list(client.scheduler_info(n_workers=-1)["workers"])))
+        super().__init__(client, _AnyWorkers(tuple(workers_of(client))))
 
-    def missing(self) -> list[str]:
-        """Return no worker, since Dask recomputes results of lost workers on others."""
+
+class _AnyWorkers(LiveWorkers):
+    """Workers any of which may be lost, as others make its calls again."""
+
+    def missing(self, connected: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return no worker, and continue without those that are gone, and with new ones if none is left."""
+        if lost := super().missing(connected):
+            self.drop(lost)
+            if not self.present:
+                self.add(list(connected))
         return []
