@@ -64,15 +64,16 @@ DEFAULTS: Final[dict[str, Any]] = {
     "nccl": False,
     # Seconds to wait. `connect`: for a scheduler to answer a new connection; `workers`: for its first worker;
     # `scheduler`: for a scheduler to answer a request; `collective`: for all replicas to join a collective call.
-    # `data`: the time that one call of reading or computing data, or one element of a generator, may take while it is
-    # waited for. `step`: the time that one call of a replica may take while its result is waited for. `loop`: instead,
-    # the time that a loop over a distributed dataset may take from one batch or collective operation to the next; after
-    # 30 seconds there is a message in the log. `silence`: the time for which a worker may give no sign of life, because
-    # it is stopped, swaps, or a function holds Python's lock; after that it is considered lost. `paused`: the time for
-    # which nothing happens on workers that Dask has paused, as their memory is full, and that cannot free any, for
-    # example because their disk is full, too. The program's values of `collective` and `silence` at a call of `run` are
-    # sent along, so they also apply on workers that were started earlier; a value set in the function itself takes
-    # precedence, and if the program has the default, the workers' value applies.
+    # `data`: the time that reading, one call of a dataset's function, or one element of a generator may take while it
+    # is waited for; the program's value is sent along with its tasks. `step`: the time that one call of a replica may
+    # take while its result is waited for. `loop`: instead, the time that a loop over a distributed dataset may take
+    # from one batch or collective operation to the next; after 30 seconds there is a message in the log. `silence`: the
+    # time for which a worker may give no sign of life, because it is stopped, swaps, or a function holds Python's lock;
+    # after that it is considered lost. `paused`: the time for which nothing happens on workers that Dask has paused, as
+    # their memory is full, and that cannot free any, for example because their disk is full, too. The program's values
+    # of `collective`, `silence` and `data` at a call of `run` are sent along, so they also apply on workers that were
+    # started earlier; a value set in the function itself takes precedence, and if the program has the default, the
+    # workers' value applies.
     "timeouts": {
         "connect": 8,
         "workers": 30,
@@ -136,39 +137,23 @@ def setting(name: str) -> Any:
 
 
 # Settings of a program that also apply to its calls on workers.
-_SENT_ALONG: Final = ("timeouts.collective", "timeouts.silence")
+_SENT_ALONG: Final = ("timeouts.collective", "timeouts.silence", "timeouts.data")
 # In a program's call on a worker: for each of these settings the program's value, and that of the worker.
 _sent: Final[ContextVar[dict[str, tuple[Any, Any]] | None]] = ContextVar("daskdist settings", default=None)
 
 
-def collective_s() -> float:
-    """Return the seconds to wait for all replicas to join a collective call."""
-    return _sent_seconds("timeouts.collective")
-
-
-def silence_s() -> float:
-    """Return the seconds after which a worker without a sign of life is considered lost."""
-    return _sent_seconds("timeouts.silence")
-
-
-def _sent_seconds(name: str) -> float:
-    configured, sent = setting(name), _sent.get()
-    # A value that has changed since the call began was set by the called function.
-    return _in_seconds(name, configured if sent is None or configured != sent[name][1] else sent[name][0])
-
-
 def seconds(name: str) -> float:
-    """Return a setting that is a time, in seconds.
+    """Return a setting that is a time, in seconds; in a program's call on a worker that may be the program's value.
 
     Raises
     ------
     ValueError
         The setting is not a time.
     """
-    return _in_seconds(name, setting(name))
-
-
-def _in_seconds(name: str, value: Any) -> float:
+    value, sent = setting(name), _sent.get()
+    # A value that has changed since the call began was set by the called function.
+    if sent is not None and name in sent and value == sent[name][1]:
+        value = sent[name][0]
     if isinstance(value, (int, float)) and value >= 0:
         return value
     try:
@@ -185,15 +170,15 @@ def to_send() -> tuple[Any, ...] | None:
     try:
         # Looked up in every call.
         timeouts = dask.config.config["daskdist"]["timeouts"]
-        values = timeouts["collective"], timeouts["silence"]
+        values = timeouts["collective"], timeouts["silence"], timeouts["data"]
     except (KeyError, TypeError):
-        values = None, None
+        values = None, None, None
     if None in values:
-        values = setting("timeouts.collective"), setting("timeouts.silence")
+        values = tuple(map(setting, _SENT_ALONG))
     return None if values == _DEFAULTS_SENT else values
 
 
-_DEFAULTS_SENT: Final = (DEFAULTS["timeouts"]["collective"], DEFAULTS["timeouts"]["silence"])
+_DEFAULTS_SENT: Final = tuple(DEFAULTS["timeouts"][name.removeprefix("timeouts.")] for name in _SENT_ALONG)
 
 
 def sent(settings: tuple[Any, ...]) -> AbstractContextManager[None]:

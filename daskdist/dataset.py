@@ -42,7 +42,7 @@ from daskdist.core.spec import (
     of_any_rank,
     without_empty_axes,
 )
-from daskdist.core.structure import TEXT, Structure
+from daskdist.core.structure import TEXT, Leaves, Structure
 from daskdist.display import plan as display
 from daskdist.display.description import Description, Head, columns_table
 from daskdist.display.drawing import known_cardinality
@@ -60,6 +60,7 @@ from daskdist.execute.messages.send_functions import check_recorded
 from daskdist.execute.resume.position import PipelineIdentity
 from daskdist.execute.stream.local_iterator import ElementIterator, Identity, first_elements, iterate, rows_of
 from daskdist.execute.stream.side_outputs import PortionSize, run_to_end, side_outputs_of
+from daskdist.execute.watched_calls import watched
 from daskdist.formats import WritableFormat
 from daskdist.formats.parquet import Parquet
 from daskdist.formats.saved.manifest import codec
@@ -763,7 +764,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("reduce: the dataset is endless; use take(n) first")
         function = self._function(reduce_func, "reduce")
-        state, structure = first_state(function, initial_state)
+        return watched("reduce", self._reduced, function, *first_state(function, initial_state))
+
+    def _reduced(self, function: UserFunction, state: Leaves, structure: Structure) -> Any:
         for number, element in enumerate(self):
             where = f"element {number}"
             arguments = structure.pack(state), element
@@ -2713,7 +2716,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
     def _known_spec(self) -> ElementSpec | SpecUnknown:
         try:
-            return self._node.spec
+            spec: ElementSpec = watched("element_spec", getattr, self._node, "spec")
+            return spec
         except SpecUnknown as unknown:
             return SpecUnknown(str(unknown))
 

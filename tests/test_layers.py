@@ -28,6 +28,7 @@ RANKS = {
     # The lowest ranks.
     "url_secrets": -2,
     "context_variables": -2,
+    "call_progress": -2,
     "errors": -1,
     "config": -1,
     "core": 0,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
+import time
 
 import dask
+import numpy as np
 import pytest
 from conftest import mirrored
 
-from daskdist import CheckpointManager, Dataset, TensorSpec, errors, get_replica_context, waiting
+from daskdist import CheckpointManager, Dataset, Options, TensorSpec, errors, get_replica_context, waiting
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.waiting import wait_intervals
@@ -97,3 +101,205 @@ def test_a_save_that_is_not_written_is_an_error(tmp_path):
     # The save continues in the background.
     manager.wait()
     assert manager.steps == [0]
+
+
+# --- functions that hang ---
+
+HUNG_AT = 5
+
+
+class Hanging:
+    """A function that hangs at one element until the test is over; other elements take ``seconds``."""
+
+    def __init__(self, seconds=0.0, hung_at=HUNG_AT):
+        self.gate, self.seconds, self.hung_at = threading.Event(), seconds, hung_at
+
+    def function(self):
+        gate, seconds, hung_at = self.gate, self.seconds, self.hung_at
+
+        def stuck(x):
+            if int(x) == hung_at:
+                gate.wait(60)
+            elif seconds:
+                gate.wait(seconds)
+            return x
+
+        return stuck
+
+
+def numbers_of(stuck):
+    for number in range(20):
+        yield stuck(number)
+
+
+NUMBERS = Dataset.range(20)
+# operation -> a dataset with a function for it, and the operation that the error names.
+OPERATIONS = {
+    "map": lambda stuck: NUMBERS.map(stuck),
+    "map of batches": lambda stuck: NUMBERS.batch(1).map(lambda batch: stuck(batch[0]) + batch),
+    "map of blocks": lambda stuck: NUMBERS.batch(1).unbatch().map(lambda rows: stuck(rows[-1]) + rows, vectorized=True),
+    "map in threads": lambda stuck: NUMBERS.map(stuck, num_parallel_calls=2),
+    "map ahead": lambda stuck: NUMBERS.map(stuck).prefetch(2),
+    "filter": lambda stuck: NUMBERS.filter(lambda x: stuck(x) >= 0),
+    "flat_map": lambda stuck: NUMBERS.flat_map(lambda x: Dataset.from_tensors(stuck(x))),
+    "interleave": lambda stuck: NUMBERS.interleave(lambda x: Dataset.from_tensors(stuck(x)), cycle_length=2),
+    "scan": lambda stuck: NUMBERS.scan(0, lambda total, x: (total, stuck(x))),
+    "group_by_window": lambda stuck: NUMBERS.group_by_window(
+        lambda x: stuck(x) % 2, lambda key, rows: rows.batch(3), window_size=3
+    ),
+    "from_generator": lambda stuck: Dataset.from_generator(
+        lambda: numbers_of(stuck), output_signature=TensorSpec((), "int64")
+    ),
+    "from_generator inside": lambda stuck: Dataset.range(1).flat_map(
+        lambda _: Dataset.from_generator(lambda: numbers_of(stuck), output_signature=TensorSpec((), "int64"))
+    ),
+}
+IN_ANOTHER_THREAD = "in another thread"
+
+
+def outcome_in_thread(function):
+    """Return the error of a call in a thread of its own; None without one."""
+    outcome = []
+
+    def call():
+        try:
+            function()
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    return outcome[0] if outcome else None
+
+
+@pytest.mark.parametrize("where", ["here", IN_ANOTHER_THREAD])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_function_that_hangs_is_ended_and_named(name, where):
+    hanging = Hanging(hung_at=19 if name == "map of blocks" else HUNG_AT)
+    ds = OPERATIONS[name](hanging.function())
+    text = rf"waited .* s for {name.split()[0]}: .*\(.*test_waiting\.py:\d+\).* longer than daskdist\.timeouts\.data"
+    try:
+        with dask.config.set({"daskdist.timeouts.data": 0.5}):
+            if where == IN_ANOTHER_THREAD:
+                error = outcome_in_thread(lambda: list(ds))
+                with pytest.raises(errors.WaitTimeoutError, match=text):
+                    raise error
+            else:
+                with pytest.raises(errors.WaitTimeoutError, match=text):
+                    list(ds)
+    finally:
+        hanging.gate.set()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda ds, stuck: ds.compute(),
+        lambda ds, stuck: ds.persist(),
+        lambda ds, stuck: NUMBERS.reduce(0, lambda total, x: total + int(stuck(x))),
+        lambda ds, stuck: list(mirrored(2).distribute_dataset(ds.batch(4))),
+        lambda ds, stuck: looped(mirrored(2), ds.batch(4)),
+        lambda ds, stuck: list(mirrored(2).distribute_datasets_from_function(lambda context: ds.batch(4))),
+    ],
+    ids=["compute", "persist", "reduce", "steps", "loop", "from_function"],
+)
+def test_a_use_of_a_function_that_hangs_ends(use):
+    hanging = Hanging()
+    stuck = hanging.function()
+    try:
+        with (
+            dask.config.set({"daskdist.timeouts.data": 0.5}),
+            pytest.raises(errors.WaitTimeoutError, match=r"for (map|reduce): .*stuck|for reduce: .*lambda"),
+        ):
+            use(NUMBERS.map(stuck), stuck)
+    finally:
+        hanging.gate.set()
+
+
+@pytest.mark.parametrize("name", ["map", "map in threads", "filter", "scan", "from_generator", "group_by_window"])
+def test_many_slow_calls_take_longer_than_the_limit_of_one(name):
+    stuck = Hanging(seconds=0.08, hung_at=-1).function()
+    ds = OPERATIONS[name](stuck)
+    with dask.config.set({"daskdist.timeouts.data": 0.8}):
+        assert sum(np.size(element) for element in ds) == 20
+        assert outcome_in_thread(lambda: list(ds)) is None
+
+
+def test_a_function_that_hangs_is_interrupted_in_the_main_thread_only():
+    threads, gate = [], threading.Event()
+
+    def stuck(x):
+        threads.append(threading.get_ident())
+        try:
+            gate.wait(60)
+        finally:
+            threads.append("ended")
+
+    with dask.config.set({"daskdist.timeouts.data": 0.3}), pytest.raises(errors.WaitTimeoutError):
+        list(Dataset.from_tensors(1).map(stuck))
+    assert threads == [threading.get_ident(), "ended"]
+    gate.set()
+
+
+def test_a_function_that_hangs_in_a_local_process_is_ended_and_named():
+    ds = NUMBERS.map(hangs_at_five).with_options(Options(num_processes=1))
+    with dask.config.set({"daskdist.timeouts.data": 600}):
+        # The process has started when the next pass begins.
+        list(ds.take(2))
+    with (
+        dask.config.set({"daskdist.timeouts.data": 2}),
+        pytest.raises(errors.WaitTimeoutError, match=r"for map: .*hangs_at_five \("),
+    ):
+        list(ds)
+
+
+def hangs_at_five(x):
+    if int(x) == HUNG_AT and dask.config.get("daskdist.timeouts.data") == 2:
+        time.sleep(60)
+    return x
+
+
+def test_a_program_ends_after_a_function_hung_in_a_thread():
+    program = """
+import time, dask, daskdist
+dask.config.set({"daskdist.timeouts.data": 0.3})
+try:
+    list(daskdist.Dataset.range(9).map(lambda x: time.sleep(100 * (x == 5)) or x, num_parallel_calls=2))
+except daskdist.errors.WaitTimeoutError:
+    print("over")
+"""
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60).stdout == b"over\n"
+
+
+def values_of(strategy, steps):
+    return [strategy.local_results(step) for step in steps]
+
+
+def looped(strategy, ds):
+    steps = strategy.distribute_dataset(ds)
+    return sum(map(int, strategy.local_results(strategy.run(lambda steps: sum(map(len, steps)), args=(steps,)))))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("how", ["steps", "loop", "from_function"])
+def test_a_function_that_hangs_on_a_worker_is_ended_and_named(on_cluster, how):
+    def dataset(context=None):
+        return Dataset.range(20).map(lambda x: time.sleep(60 * (int(x) == 5)) or x).batch(4)
+
+    uses = {
+        "steps": lambda: values_of(on_cluster, on_cluster.distribute_dataset(dataset())),
+        "loop": lambda: looped(on_cluster, dataset()),
+        "from_function": lambda: values_of(on_cluster, on_cluster.distribute_datasets_from_function(dataset)),
+    }
+    text = r"for map: .*lambda.* longer than daskdist\.timeouts\.data"
+    with dask.config.set({"daskdist.timeouts.data": 2}), pytest.raises(errors.WaitTimeoutError, match=text):
+        uses[how]()
+
+
+@pytest.mark.cluster
+def test_many_slow_calls_on_workers_take_longer_than_the_limit_of_one(on_cluster):
+    steps = on_cluster.distribute_dataset(Dataset.range(16).map(lambda x: time.sleep(0.4) or x).batch(8))
+    with dask.config.set({"daskdist.timeouts.data": 1.5}):
+        assert sorted(np.concatenate(sum(values_of(on_cluster, steps), ())).tolist()) == list(range(16))

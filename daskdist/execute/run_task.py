@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from distributed import Client, Future, get_worker
+from distributed.utils import set_thread_state, thread_state
 
 from daskdist.core.array_pool import limit_pool
 from daskdist.core.failing.packed_error import raising_packed
 from daskdist.execute.callers.sent_blocks import SentBlock
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.execute.task_times import task_times
+from daskdist.execute.watched_calls import Watched
 
 # The share of a worker's memory that is kept for reuse at most.
 _POOLS_OF_MEMORY: Final = 8
@@ -61,21 +64,28 @@ def call_sent(pickled: bytes, *results: Any) -> Any:
     Parameters
     ----------
     pickled
-        The function, its arguments, the token of the caller, and the name of the task.
+        The function, its arguments, the token of the caller, the name of the task, and settings, see `to_send`.
     results
         One value per argument: the result of another task, or None if the argument is pickled. A pickled `SentBlock`
         stands for data that the program sends.
     """
     _prepare_worker()
-    function, args, caller, name = load_sent(pickled)
+    function, args, caller, name, settings = load_sent(pickled)
     args = [arg.fetch() if type(arg) is SentBlock else arg for arg in args]
+    args = [arg if result is None else result for arg, result in zip(args, results, strict=True)]
     begun_at = time.perf_counter()
     try:
-        return function(*[arg if result is None else result for arg, result in zip(args, results, strict=True)])
+        return Watched(name, _call_in_task, settings)(dict(thread_state.__dict__), function, args)
     finally:
         worker = get_worker().address
         for times in (task_times(worker, caller), task_times(worker)):
             times.add(name, begun_at)
+
+
+def _call_in_task(state: dict[str, Any], function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    # Dask's functions, such as `get_worker`, look at the thread for the task that it runs.
+    with set_thread_state(**state):
+        return function(*args)
 
 
 class _WithoutOurFailures(logging.Filter):

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from daskdist.call_progress import note_call
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failing.origin import Origin
@@ -129,7 +130,7 @@ class Generated:
     def __init__(self, generator: UserFunction, args: tuple[Any, ...], signature: ElementSpec) -> None:
         self.location = generator.location
         self.signature = signature
-        self.iterator = self._checked(generator.function, args)
+        self.iterator = self._checked(generator, args)
         self.element_bytes = _bytes_of(signature)
 
     def __iter__(self) -> Iterator[Leaves]:
@@ -145,9 +146,10 @@ class Generated:
         label = f"from_generator elements {first} on"
         return from_items(self.signature.structure, items, label, Origin(label))
 
-    def _checked(self, generator: Callable[..., Any], args: tuple[Any, ...]) -> Generator[Leaves, None, None]:
+    def _checked(self, generator: UserFunction, args: tuple[Any, ...]) -> Generator[Leaves, None, None]:
+        note_call(generator)
         try:
-            iterable = generator(*args)
+            iterable = generator.function(*args)
         except Exception as error:
             raise UserFunctionError(
                 f"from_generator: {self.location} raised {type(error).__name__}: {error}"
@@ -161,6 +163,7 @@ class Generated:
             ) from None
         conform = self.signature.conform
         for number in itertools.count():
+            note_call(generator)
             try:
                 element = next(elements)
             except StopIteration:

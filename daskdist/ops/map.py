@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.call_progress import calling
 from daskdist.core.array_pool import NUMBERS
 from daskdist.core.block import Batches, Block, Bundle, Rows, from_items, merge
 from daskdist.core.cardinality import counted
@@ -198,7 +199,8 @@ class MapRows:
                 # The last part takes the rest, so that the iterator sees its end.
                 part_elements = elements if stop == len(rows) else islice(elements, stop - start)
                 shared: list[tuple[Any, Any]] = []
-                structure = self._call_each(part, part_elements, values, seeds, structure, shared)
+                with calling(self.function, values):
+                    structure = self._call_each(part, part_elements, values, seeds, structure, shared)
                 self._check_unchanged(shared, part)
                 parts.append(self._rows_of(part, values, structure))
         result = merge(parts, rows) if len(parts) > 1 else parts[0] if parts else Bundle(rows.structure, [], rows.label)

@@ -14,7 +14,7 @@ from daskdist.core.failing.packed_error import pack_error, unpacked_error
 from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE, Leaves, Structure
-from daskdist.errors import DaskdistError, UserFunctionError
+from daskdist.errors import ClusterError, DaskdistError, UserFunctionError, WaitTimeoutError
 
 _OF_ELEMENT: Final = "_daskdist_of_element"
 _LEFT_UNCOUNTED: Final = "_daskdist_left_uncounted"
@@ -146,6 +146,10 @@ def uncounted_of(error: Exception) -> tuple[Uncounted, ...]:
     """Return the elements of chains that the element of an error is made of."""
     uncounted: tuple[Uncounted, ...] = getattr(error, _LEFT_UNCOUNTED, ())
     return uncounted
+
+
+# Errors of calls without a failed element: another cluster, the remaining workers, or a longer wait may have them.
+NO_ELEMENT_FAILED: Final = ClusterError, WaitTimeoutError
 
 
 def of_element(error: Exception, split: str = "") -> Exception:

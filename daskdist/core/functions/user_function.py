@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Final, Self
 
+from daskdist.call_progress import under_way
 from daskdist.core.functions.by_value import by_value
 from daskdist.core.functions.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.functions.fixed_values import FixedValues, with_values
@@ -156,6 +157,17 @@ class UserFunction:
 
     def of(self, arguments: Sequence[Any], where: Callable[[], str]) -> Any:
         """Call the function with arguments; ``where()`` names the element in messages."""
+        call = under_way.call
+        if call is None:
+            return self._called(arguments, where)
+        before, call.function = call.function, self
+        call.num_begun += 1
+        try:
+            return self._called(arguments, where)
+        finally:
+            call.function = before
+
+    def _called(self, arguments: Sequence[Any], where: Callable[[], str]) -> Any:
         try:
             return self.function(*arguments)
         except Exception as error:

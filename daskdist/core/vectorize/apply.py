@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from daskdist.call_progress import calling
 from daskdist.core.block import Batches, Block, Bundle, Rows, from_items
 from daskdist.core.functions.kept_values import keep_as_they_are, owners_of
 from daskdist.core.functions.user_function import UserFunction
@@ -123,7 +124,7 @@ class Vectorised:
         # The loop warns or raises according to np.seterr, so columns with any floating-point error are left to the
         # loop.
         states: Any = {kind: "ignore" if state == "ignore" else "raise" for kind, state in np.geterr().items()}
-        with np.errstate(**states):
+        with np.errstate(**states), calling(self.function):
             return traced(self.function, block.structure, block.leaves, len(block))
 
     def _fall_back(self, reason: str) -> None:

@@ -23,6 +23,7 @@ from daskdist.execute.callers.compute_key import FutureResult, is_future
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.watched_calls import Watched
 
 
 class RecordCaller(LocalCaller):
@@ -47,10 +48,10 @@ class RecordCaller(LocalCaller):
         self.graph: Graph = {}
 
     def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **_: Any) -> Handle:
-        return self.write_task(name, function, List(*handles), *args)
+        return self.write_task(name, Watched(name, function), List(*handles), *args)
 
     def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
-        return self.write_task(name, function, *args)
+        return self.write_task(name, Watched(name, function), *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         # The collection's own graph is merged unchanged: its tasks and ours form one graph.
@@ -132,7 +133,7 @@ def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
         sources: list[TaskRef] = []
         rest = _with_blocks_read(primitive, caller, sources)
         key = (name, 0)
-        caller.graph[key] = Task(key, _arrange_all, List(*sources), rest, iteration)
+        caller.graph[key] = Task(key, Watched(name, _arrange_all), List(*sources), rest, iteration)
         return Recorded(caller.graph, [key], is_split=False)
     return Recorded(caller.graph, keys, is_split=True)
 

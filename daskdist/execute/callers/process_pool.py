@@ -29,6 +29,7 @@ from daskdist.errors import ClusterError, WaitTimeoutError
 from daskdist.execute.callers.kept_rows import function_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.shared_memory import MEMORY, Forks, Lease, PackedArrays, Segments, mapped
+from daskdist.execute.watched_calls import watched
 from daskdist.waiting import wait_intervals
 
 _PREFIX: Final = "daskdist-processes-"
@@ -38,6 +39,8 @@ _MOST_NAMES: Final = 64
 _CALLS_OF_PROCESS: Final = 2
 # The most attempts of a call, if its processes end.
 _MOST_ATTEMPTS: Final = 3
+# Seconds between two signs of life of a process.
+_SIGN_EVERY_S: Final = 0.5
 # The time to wait for a killed process to end.
 _KILLED_WITHIN_S: Final = 60.0
 # Libraries use one thread in each process, as in Dask's workers.
@@ -61,7 +64,9 @@ def _answer(
             memory = np.asarray(Lease(mapped(arguments.path)))
             lent = weakref.ref(memory)
         segment = mapped(offered) if offered else None
-        reply = PackedArrays.of(function(*arguments.value(memory)), folder, lambda num_bytes: segment)
+        result = watched("a call in a local process", function, *arguments.value(memory))
+        reply = PackedArrays.of(result, folder, lambda num_bytes: segment)
+        del result
     except BaseException as error:
         reply = Failure.of(error)
     del memory
@@ -81,6 +86,7 @@ def serve(connections: Sequence[Connection]) -> None:
     """
     connections = list(connections)
     applied, folder, program, is_dismissed = b"", "", os.getppid(), False
+    signs = _SignsOfLife()
     while connections:
         try:
             # An interrupt at the terminal reaches this process, too, but the program decides what ends.
@@ -102,13 +108,38 @@ def serve(connections: Sequence[Connection]) -> None:
                     dask.config.set({"daskdist": pickle.loads(settings)})
                     applied = settings
                 function, arguments, folder, offered = pickle.loads(call)
-                reply: Any = _answer(function, arguments, folder, offered)
+                with signs.sent_to(connection):
+                    reply: Any = _answer(function, arguments, folder, offered)
             except BaseException as error:
                 reply = Failure.of(error), True
             with contextlib.suppress(OSError):
                 connection.send_bytes(pickle.dumps(reply, protocol=5))
     if folder and not is_dismissed:
         _remove_if_killed(program, folder)
+
+
+class _SignsOfLife:
+    # Empty messages to the program while a call is made: the process itself ends calls that hang, as long as it lives.
+    def __init__(self) -> None:
+        self._sending = threading.Lock()
+        self._connection: Connection | None = None
+        threading.Thread(target=self._send, name="daskdist signs of life", daemon=True).start()
+
+    @contextlib.contextmanager
+    def sent_to(self, connection: Connection) -> Iterator[None]:
+        self._connection = connection
+        try:
+            yield
+        finally:
+            with self._sending:
+                self._connection = None
+
+    def _send(self) -> None:
+        while True:
+            time.sleep(min(_SIGN_EVERY_S, seconds("timeouts.data") / 4))
+            with self._sending, contextlib.suppress(OSError):
+                if self._connection is not None:
+                    self._connection.send_bytes(b"")
 
 
 def _remove_if_killed(program: int, folder: str) -> None:
@@ -141,6 +172,8 @@ class _Process:
             f"process_pool.serve([Connection(number) for number in {[end.fileno() for _, end in pairs]!r}])"
         )
         self.free = [local_end for local_end, _ in pairs]
+        # The number of messages from the process.
+        self.num_signs = 0
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
@@ -149,6 +182,18 @@ class _Process:
         )
         for _, remote_end in pairs:
             remote_end.close()
+
+    def answer(self, connection: Connection) -> bytes:
+        """Wait for the answer of a call, which may wait for another one in the process, and return it."""
+        waits = wait_intervals(
+            "a sign of life of a local process", "timeouts.data", _SIGN_EVERY_S, progress=lambda: self.num_signs
+        )
+        while True:
+            if connection.poll(next(waits)):
+                self.num_signs += 1
+                # An empty message is a sign of life.
+                if answer := connection.recv_bytes():
+                    return answer
 
     def end(self, within_s: float) -> None:
         """Wait for the end of the process, and kill it if that takes longer."""
@@ -181,7 +226,6 @@ class ProcessPool:
         # The processes that have some data, by its name; the calls that wait for a process, oldest first.
         self._users: dict[str, list[_Process]] = {}
         self._waiting: list[_Waiting] = []
-        self._num_begun = 0
 
     def add(self, function: bytes) -> str:
         """Return a file with a pickled function, which the processes read once; a read may list many files."""
@@ -233,10 +277,7 @@ class ProcessPool:
             try:
                 connection.send_bytes(settings)
                 connection.send_bytes(call)
-                for within_s in wait_intervals("a call in a local process", "timeouts.data"):
-                    if connection.poll(within_s):
-                        break
-                answer = connection.recv_bytes()
+                answer = process.answer(connection)
             except WaitTimeoutError:
                 connection.close()
                 self._replace(process)
@@ -269,7 +310,11 @@ class ProcessPool:
         with self._lock:
             self._waiting.append(waiting)
             self._assign()
-        num_begun, waits = self._num_begun, self._wait_intervals()
+        waits = wait_intervals(
+            "a local process that is free",
+            "timeouts.data",
+            progress=lambda: [process.num_signs for process in self._processes],
+        )
         try:
             while True:
                 with self._lock:
@@ -279,8 +324,6 @@ class ProcessPool:
                         raise ClusterError("the local processes were ended while a pass needed them")
                     if is_over():
                         raise CancelledError
-                if num_begun != self._num_begun:
-                    num_begun, waits = self._num_begun, self._wait_intervals()
                 waiting.changed.wait(next(waits))
                 waiting.changed.clear()
         except BaseException:
@@ -295,9 +338,6 @@ class ProcessPool:
         if waiting.taken is not None:
             self._give_back(*waiting.taken)
 
-    def _wait_intervals(self) -> Iterator[float]:
-        return wait_intervals("a local process that is free", "timeouts.data")
-
     def _assign(self) -> None:
         # Give calls to processes; called with the lock held. Calls whose data no process has come first, such as reads
         # that others wait for. An idle process also makes calls whose data another one has, and reads or computes the
@@ -310,7 +350,6 @@ class ProcessPool:
                     self._waiting.remove(waiting)
                     waiting.taken = process, process.free.pop()
                     waiting.changed.set()
-                    self._num_begun += 1
                     if waiting.data:
                         users = self._users.pop(waiting.data, [])
                         self._users[waiting.data] = users if process in users else [*users, process]

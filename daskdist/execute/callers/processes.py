@@ -70,7 +70,7 @@ class Processes(Threads):
         if any(map(_has_arrays, args)):
             return super().source(function, *args, name=name)
         call = self._kept_there if in_parts else self._called_there
-        return self._pool.submit(self.timed, name, call, function, *args)
+        return self._pool.submit(name, self.timed, name, call, function, *args)
 
     def report(self, handle: Any, *, wait: bool) -> Report | None:
         if not wait and not handle.done():

@@ -20,13 +20,13 @@ from distributed import Client, Future, default_client
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
 from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps
-from distributed.scheduler import KilledWorker
+from distributed.scheduler import KilledWorker, Scheduler
 
-from daskdist.config import in_bytes, seconds
+from daskdist.config import in_bytes, seconds, to_send
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, same, value_itself
 from daskdist.devices import are_loaded
-from daskdist.errors import ClusterError, RepeatedLossError
+from daskdist.errors import ClusterError, RepeatedLossError, WaitTimeoutError
 from daskdist.execute.caller import CallAgain, Graph, Handle, Report, SplitLocations, report_of
 from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
 from daskdist.execute.callers.data_locations import DataLocations
@@ -381,13 +381,10 @@ class Submit:
             return
         with self.waiting(handles, "FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED") as are_over:
             try:
-                num_done, waiting = -1, self._wait_intervals(handles)
-                while not are_over(next(waiting)):
+                for within_s in self._wait_intervals(handles):
+                    if are_over(within_s):
+                        break
                     self.live_workers.paused_workers.check(self.client, self._check_workers())
-                    before, num_done = num_done, sum(handle.done() for handle in handles)
-                    if num_done != before:
-                        # The time limit starts again whenever a call has ended.
-                        waiting = self._wait_intervals(handles)
             except FuturesCancelledError as error:
                 self._check_workers()
                 raise self.live_workers.lost_error(error.error_groups[0].errors[0].key) from error
@@ -399,7 +396,15 @@ class Submit:
             why = f"; paused, as their memory is nearly full: {', '.join(paused)}" if paused else ""
             return f"{len(keys)} tasks ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''}{why})"
 
-        return wait_intervals(name, "timeouts.data", LOOK_EVERY_S)
+        while True:
+            try:
+                yield from wait_intervals(
+                    name, "timeouts.data", LOOK_EVERY_S, progress=lambda: sum(handle.done() for handle in handles)
+                )
+            except WaitTimeoutError:
+                # Workers end calls that hang; these may be long ones that do not, or others before them.
+                if not run_on_scheduler(self.client, are_executed, self.token):
+                    raise
 
     def wait_for_step(self, step: Sequence[Future]) -> None:
         """Wait for calls; raise the error of the first one in order that failed."""
@@ -525,7 +530,7 @@ class Submit:
 def _pickled(token: str, name: str, function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     # Dask unpickles a task while it reads a worker's messages: an error there, such as a module that the worker lacks,
     # would stop the worker. So functions and their arguments are unpickled inside the task.
-    sent = function, args, token, name
+    sent = function, args, token, name, to_send()
     return dumps_on_host(sent, by_value=True) if are_loaded() else dumps(sent)
 
 
@@ -539,6 +544,16 @@ def _send_again(
     # The first argument of the call is the list of its handles, which is among the inputs.
     call = again()
     return None if call is None else submit(pickled(call[0], [None, *call[1:]]), inputs, worker)
+
+
+def are_executed(token: str, *, dask_scheduler: Scheduler) -> bool:
+    """Return whether a worker executes a task of a caller, or has one and, as far as is known, executes nothing."""
+
+    def is_of_caller(task: Any) -> bool:
+        return f"-{token}-" in str(task.key)
+
+    workers = dask_scheduler.workers.values()
+    return any(any(map(is_of_caller, worker.executing or worker.processing)) for worker in workers)
 
 
 def is_key_of_ours(key: Any) -> bool:

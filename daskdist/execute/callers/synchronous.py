@@ -8,6 +8,7 @@ from typing import Any
 from daskdist.core.block import Rows
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
+from daskdist.execute.watched_calls import watched
 
 
 class Synchronous(LocalCaller):
@@ -31,13 +32,13 @@ class Synchronous(LocalCaller):
         return self
 
     def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **_: Any) -> Handle:
-        return self.timed(name, function, handles, *args)
+        return watched(name, self.timed, name, function, handles, *args)
 
     def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
-        return self.timed(name, function, *args)
+        return watched(name, self.timed, name, function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
-        return compute_key(graph(), key, self._fetch)
+        return watched(str(key), compute_key, graph(), key, self._fetch)
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         return take()

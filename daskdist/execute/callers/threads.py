@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
+from daskdist.call_progress import CallProgress, under_way
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.failing.error_copy import copied_error
 from daskdist.core.functions.thread_limit import LoopPool
 from daskdist.errors import WaitTimeoutError
+from daskdist.execute.call_threads import CALL_THREADS, CallInThread
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
 from daskdist.waiting import wait_intervals
@@ -40,9 +45,7 @@ class Threads(LocalCaller):
         super().__init__()
         self._fetch = fetch
         number = self.num_ahead = number or num_threads()
-        self._pool = ThreadPoolExecutor(number, "daskdist")
-        self._loops = LoopPool(number)
-        self._is_late = False
+        self._pool = _Pool(number)
 
     def call(
         self,
@@ -74,7 +77,7 @@ class Threads(LocalCaller):
                 _run(*call)
                 return
             try:
-                self._pool.submit(self._loops.run, _run, *call)
+                self._pool.submit(name, _run, *call)
             except RuntimeError:
                 # The pool was closed in the meantime; nobody is waiting any more.
                 call[0].cancel()
@@ -82,14 +85,14 @@ class Threads(LocalCaller):
         for handle in handles:
             handle.add_done_callback(count_down)
         if not handles:
-            self._pool.submit(self._loops.run, _run, *pending_call.pop())
+            self._pool.submit(name, _run, *pending_call.pop())
         return result
 
     def source(self, function: Callable[..., Rows], *args: Any, name: str, **_: Any) -> Handle:
-        return self._pool.submit(self._loops.run, self.timed, name, function, *args)
+        return self._pool.submit(name, self.timed, name, function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
-        return self._pool.submit(self._loops.run, compute_key, graph(), key, self._fetch)
+        return self._pool.submit(str(key), compute_key, graph(), key, self._fetch)
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         result: Future[Rows] = Future()
@@ -114,21 +117,94 @@ class Threads(LocalCaller):
         return handle.result()
 
     def _wait(self, handles: Sequence[Future[Any]], return_when: str) -> None:
-        try:
-            for within_s in wait_intervals(_WHAT, "timeouts.data"):
-                if futures.wait(handles, within_s, return_when).done:
-                    return
-        except WaitTimeoutError:
-            # Closing must not wait for it either.
-            self._is_late = True
-            raise
+        for within_s in self._pool.wait_intervals():
+            if futures.wait(handles, within_s, return_when).done:
+                return
 
     def results(self, handles: Sequence[Future[Any]]) -> list[Any]:
         return list(map(self.result, handles))
 
     def close(self) -> None:
+        self._pool.close()
+
+
+class _Pool:
+    # A number of threads, which do not keep a program from ending if a call in them never does.
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._loops = LoopPool(number)
+        # Held for a moment, also to change the following.
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Future[Any], str, Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._num_threads = 0
+        self._under_way: dict[CallProgress, None] = {}
+        self._is_closed = self._is_late = False
+
+    def submit(self, name: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the pool is closed")
+            self._waiting.append((future, name, function, args))
+            needs_thread = self._num_threads < self._number
+            self._num_threads += needs_thread
+        if needs_thread:
+            CALL_THREADS.start(CallInThread(self._work))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._num_threads -= 1
+                    self._changed.notify_all()
+                    return
+                call = self._waiting.popleft()
+            self._make(*call)
+            # Keep no references while waiting.
+            del call
+
+    def _make(self, future: Future[Any], name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        progress = under_way.call = CallProgress(name)
+        self._under_way[progress] = None
+        try:
+            result = self._loops.run(function, *args)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        finally:
+            under_way.call = None
+            del self._under_way[progress]
+
+    def wait_intervals(self) -> Iterator[float]:
+        try:
+            yield from wait_intervals(
+                lambda: ", ".join(sorted({str(call) for call in list(self._under_way)})) or _WHAT,
+                "timeouts.data",
+                progress=lambda: [(id(call), call.look()) for call in list(self._under_way)],
+            )
+        except WaitTimeoutError:
+            # Closing must not wait for it either.
+            self._is_late = True
+            raise
+
+    def close(self) -> None:
         self._loops.close()
-        self._pool.shutdown(wait=not self._is_late, cancel_futures=True)
+        with self._changed:
+            self._is_closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        for future, *_ in waiting:
+            future.cancel()
+        if self._is_late:
+            return
+        with contextlib.suppress(WaitTimeoutError), self._changed:
+            for within_s in self.wait_intervals():
+                if self._changed.wait_for(lambda: not self._num_threads, within_s):
+                    return
 
 
 def _run(result: Future[Any], function: Callable[..., Any], handles: Sequence[Future[Any]], args: Any) -> None:

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskdist.core.failing.failed_elements import FailedBeforeError, of_element
+from daskdist.core.failing.failed_elements import NO_ELEMENT_FAILED, FailedBeforeError, of_element
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
-from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle, lengths_of
 from daskdist.execute.resume.deferring import real
 from daskdist.execute.resume.recorded_answers import Answers
@@ -215,8 +214,7 @@ class BundleBuilder:
         failure, self.failure = self.failure, None
         if failure is None:
             raise Exhausted
-        if isinstance(failure, ClusterError):
-            # No element failed: another cluster, or the remaining workers, may have them.
+        if isinstance(failure, NO_ELEMENT_FAILED):
             raise failure
         self.num_errors += 1
         self.interpreter.note_raised(failure, self.num_errors)
@@ -242,7 +240,7 @@ class BundleBuilder:
                 num_built += 1
             except Exhausted:
                 # Other elements may follow the failed one.
-                self.is_over = isinstance(self.failure, (ClusterError, type(None)))
+                self.is_over = isinstance(self.failure, (*NO_ELEMENT_FAILED, type(None)))
             except NotReady:
                 return
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from daskdist.core.block import Rows, merge
 from daskdist.core.failing.failed_elements import (
+    NO_ELEMENT_FAILED,
     Carried,
     FailedBeforeError,
     FailedElement,
@@ -19,7 +20,7 @@ from daskdist.core.failing.failed_elements import (
 )
 from daskdist.core.primitive import Exhausted, NotReady, Split
 from daskdist.core.selection.runs import RunQueue
-from daskdist.errors import ArgumentError, ClusterError
+from daskdist.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def fill_again(waiting: RunQueue, pull: Callable[[], Any], num_elements: int, na
     """
     try:
         waiting.fill(pull, num_elements)
-    except (ArgumentError, ClusterError, FailedBeforeError, NotReady):
+    except (ArgumentError, *NO_ELEMENT_FAILED, FailedBeforeError, NotReady):
         raise
     except Exhausted:
         raise ArgumentError(

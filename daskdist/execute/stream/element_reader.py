@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final
 
+from daskdist.call_progress import CallProgress, under_way
 from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import ElementStream, Exhausted, NotReady
@@ -45,10 +46,12 @@ class _ElementBuffer:
         self.num_wanted = 0
         self.failure: BaseException | None = None
         self.is_over = self.is_stopped = self.is_waiting = False
+        self.progress = CallProgress("an element of a generator")
 
     def run(self) -> None:
         """Pull elements while they are wanted."""
         elements = None
+        under_way.call = self.progress
         try:
             elements = self.elements = self.start()
             self.element_bytes = elements.element_bytes
@@ -180,7 +183,8 @@ class ElementReader:
                 if buffer.changed.wait_for(lambda: self._has_enough(num_rows), PATIENCE_S):
                     return
                 buffer.num_wanted = 1
-                for within_s in wait_intervals("an element of a generator", "timeouts.data"):
+                progress = buffer.progress
+                for within_s in wait_intervals(progress.__str__, "timeouts.data", progress=progress.look):
                     if buffer.changed.wait_for(lambda: self._has_enough(1), within_s):
                         return
             finally:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from daskdist.core.failing.failed_elements import FailedBeforeError
+from daskdist.core.failing.failed_elements import NO_ELEMENT_FAILED, FailedBeforeError
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.failing.skip_errors import WithoutInputs
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, Noted, NotReady
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
-from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.recorded_answers import INPUTS_BEFORE, Path
 from daskdist.execute.stream.calls import GetItem, OfLength, RepeatedCall, changed_length, fill_again
@@ -180,7 +179,7 @@ class FactCursor:
             # These elements existed before the position was taken, and later answers are of no use without them.
             raise error
         self._pending.popleft()
-        if isinstance(error, ClusterError):
+        if isinstance(error, NO_ELEMENT_FAILED):
             self._suspect = None
             raise error
         if len(inputs) == 1:
@@ -234,7 +233,7 @@ class FactCursor:
     def _ask(self, inputs: Run, number: int | None = None) -> None:
         try:
             self._call(inputs, number)
-        except ClusterError:
+        except NO_ELEMENT_FAILED:
             raise
         except Exception as error:
             # A caller that makes calls at once also raises at once; the results of earlier calls are handed out first.

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.config import collective_s
+from daskdist.config import seconds
 from daskdist.devices import Device, Event, dtype_of, is_on_device
 from daskdist.errors import CollectiveError
-from daskdist.strategy.collectives.call_threads import CALL_THREADS, CallInThread
+from daskdist.execute.call_threads import CALL_THREADS, CallInThread
 from daskdist.strategy.reduce.reductions import NAMED, ReduceOp
 from daskdist.strategy.values.device_arrays import Placed, in_stream_of
 
@@ -127,7 +127,7 @@ class DeviceLinks:
 
         call = CallInThread(connect)
         CALL_THREADS.start(call)
-        call.join(min(_CONNECT_S, collective_s()))
+        call.join(min(_CONNECT_S, seconds("timeouts.collective")))
         connected = list(connections)
         if all(exchange("ready", bool(connected))):
             (self._connection,) = connected
@@ -145,7 +145,7 @@ class DeviceLinks:
             except BaseException as error:
                 failures.append(error)
 
-        call, most = CallInThread(wait), collective_s()
+        call, most = CallInThread(wait), seconds("timeouts.collective")
         CALL_THREADS.start(call)
         call.join(min(most, threading.TIMEOUT_MAX))
         if not call.is_alive() and not failures:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from distributed import Worker
 
-from daskdist.config import silence_s
+from daskdist.config import seconds
 from daskdist.errors import CollectiveError
 from daskdist.strategy.collectives.rendezvous import left_error
 from daskdist.strategy.group import ReplicaGroup, Step, lost_worker_error
@@ -165,7 +165,7 @@ class StepStatusQuery:
         self._name = name
         self._group = group
         self._every_s = every_s
-        self._silence_s = silence_s()
+        self._silence_s = seconds("timeouts.silence")
         self._on_answer = on_answer
         self._asked: ThreadFuture[dict[str, Any]] | None = None
         self._begun = 0.0

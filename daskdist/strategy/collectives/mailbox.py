@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from distributed import Worker
 
-from daskdist.config import collective_s, silence_s
+from daskdist.config import seconds
 from daskdist.errors import CollectiveError
 from daskdist.execute.messages.failure import release_frames
 from daskdist.strategy.collectives.device_links import DeviceLinks
@@ -252,7 +252,7 @@ class Mailbox:
         CollectiveError
             A worker is lost, a replica on it has left or made another call, or messages do not arrive in time.
         """
-        most = collective_s()
+        most = seconds("timeouts.collective")
         now = time.monotonic()
         end, look = now + most, now + min(most, LOOK_EVERY_S)
         inquiry: StepStatusQuery | None = None
@@ -315,12 +315,16 @@ class Mailbox:
             The worker is lost, or does not reach the step in time.
         """
         (token, step), (of, number) = key, pipeline
-        most = collective_s()
+        most = seconds("timeouts.collective")
         end = time.monotonic() + most
         message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
         while True:
             asked = self.queries(
-                [remote.worker], "daskdist_step_counts", silence_s(), replicas=remote.replicas, **message
+                [remote.worker],
+                "daskdist_step_counts",
+                seconds("timeouts.silence"),
+                replicas=remote.replicas,
+                **message,
             )
             (answer,) = asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result().values()
             group = self.groups.get(token)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from daskdist.config import collective_s
+from daskdist.config import seconds
 from daskdist.core.failing.error_copy import copied_error
 from daskdist.errors import CollectiveError
 from daskdist.strategy.group import named_replicas
@@ -130,7 +130,7 @@ class Rendezvous:
         self._exchange = exchange
         self._waits = waits
         # Raise the error of an invalid setting before anything waits.
-        collective_s()
+        seconds("timeouts.collective")
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(members, 0)
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
@@ -250,7 +250,7 @@ class Rendezvous:
         if turn_round.is_over:
             return
         # The function may change the setting between calls.
-        most = collective_s()
+        most = seconds("timeouts.collective")
         end = since + most
         longest_s = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
         absent: Callable[[float], Sequence[int] | None] | None = None

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from distributed import Worker
 from distributed.protocol import to_serialize
 
-from daskdist.config import collective_s, setting
+from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.callers.cluster_requests import is_encrypted
 from daskdist.execute.messages.failure import Failure, pickle_with_buffers
@@ -151,7 +151,7 @@ class Transport:
         return collective.joined([result if k == self._own else parts_of[k] for k in range(num_workers)], partial)
 
     def _await_sent(self, sent: ThreadFuture[None], number: int, signature: CallSignature) -> None:
-        most = collective_s()
+        most = seconds("timeouts.collective")
         try:
             # The timeout may be infinite.
             sent.result(min(most, threading.TIMEOUT_MAX))
