@@ -20,6 +20,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.errors import ArgumentError
 from daskdist.url_secrets import without_secrets
 
 logger: Final = logging.getLogger("daskdist")
@@ -123,6 +124,16 @@ class Node:
     def draws(self) -> bool:
         """Return whether it draws random numbers without a seed from the user, itself or in nested datasets."""
         return False
+
+    @property
+    def in_order(self) -> bool:
+        """Return whether its elements come in order, if no later operation or option says otherwise."""
+        return True
+
+    @property
+    def why_in_no_order(self) -> str:
+        """The reason why its elements have no fixed order, even if a later operation needs one; "" if they have one."""
+        return ""
 
     # True if its data is in memory, small, and may be sent anywhere.
     is_cheap: ClassVar[bool] = True
@@ -390,6 +401,22 @@ def walk(node: Node) -> Iterator[Node]:
     yield node
     for source in node.inputs:
         yield from walk(source)
+
+
+def check_numbered(operation: str, node: Node) -> None:
+    """Check that the elements of a pipeline have the same numbers in every pass, for an operation that takes some.
+
+    Raises
+    ------
+    ArgumentError
+        They come in no fixed order.
+    """
+    for part in walk(node):
+        if part.why_in_no_order:
+            raise ArgumentError(
+                f"{operation}: elements after {part.name} have no fixed order, as {part.why_in_no_order}, so that an "
+                f"element could be in several parts or in none; call {operation} before {part.name}"
+            )
 
 
 def warn_if_empty(nodes: Iterable[Node]) -> None:

@@ -358,7 +358,9 @@ class Stream:
         Returns positions of such a pass, on its worker: ``position([value], first)`` is what another pass needs to have
         the same rows from ``first`` on. None if that needs nothing, as errors move no rows.
     read
-        Starts a pass of elements as rows, in place of ``start``.
+        Starts a pass of elements as rows, in place of ``start``: ``read(epoch, in_order)``.
+    in_order
+        Whether such a pass must have the same order each time, even if it then takes longer.
     is_repeatable
         Whether another such pass has the same rows without a position, even if ``held`` is made again elsewhere.
     """
@@ -368,7 +370,8 @@ class Stream:
     held: Any = None
     begin: Callable[[Sequence[Any], Epoch, bytes | None], Any] | None = None
     position: Callable[[Sequence[Any], int], bytes | None] | None = None
-    read: Callable[[Epoch], RowReader] | None = None
+    read: Callable[[Epoch, bool], RowReader] | None = None
+    in_order: bool = False
     is_repeatable: bool = True
     grouped = 0
 
@@ -510,8 +513,8 @@ class Arrange:
     name
         Its name in plans.
     is_counted
-        Whether it depends on the order of its inputs, which is then kept in any case, because several pipelines count
-        the same elements.
+        Whether its elements depend on the numbers of those of its inputs, which then come in order in any case: several
+        pipelines count the same elements, such as for parts of a dataset, or it pairs elements by their numbers.
     on_stacked
         Does the same for an input whose batches are stacked already; None if it keeps or creates batches.
     lenient

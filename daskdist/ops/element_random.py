@@ -43,7 +43,7 @@ def paired(source: Primitive, name: str, seed: int, passes: PassNumber, stream: 
     draw = partial(_draw, seed, stream)
     splits_of = partial(_splits_of, passes)
     words = Read(partial(splits_of, (0,)), draw, "rng", divide=_divide, splits_of=splits_of)
-    return zipped((source, words), PAIR, name)
+    return zipped((source, words), PAIR, name, is_counted=False)
 
 
 def _splits_of(passes: PassNumber, epoch: Epoch) -> EndlessSplits:

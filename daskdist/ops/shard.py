@@ -8,7 +8,7 @@ import numpy as np
 
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
-from daskdist.core.node import Facts, Node, Transformation
+from daskdist.core.node import Facts, Node, Transformation, check_numbered
 from daskdist.core.primitive import Arrange, ByCursor, Cursor, Primitive
 from daskdist.core.selection.runs import Run
 from daskdist.errors import ArgumentError, ShardingError
@@ -42,6 +42,7 @@ class Shard(Transformation):
             return
         whole_number(self.name, "num_shards", self.num_shards, at_least=1)
         whole_number(self.name, "index", self.index, at_least=0)
+        check_numbered(self.name, self.source)
         if self.index >= self.num_shards:
             raise ArgumentError(f"shard: index is {self.index}; with {self.num_shards} shards it must be below that")
 
@@ -70,7 +71,7 @@ class Shard(Transformation):
                 "Options(auto_shard_policy='hint'))), or use shard(num_shards, index) with numbers"
             )
         rows = ByCursor(ShardCursor, (self.num_shards, self.index))
-        return Arrange(inputs, rows, inputs[0].grouped, name=self.name, is_counted=self.is_worker_share)
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name, is_counted=True)
 
 
 @dataclass

@@ -34,7 +34,7 @@ class Skip(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = ByCursor(TakeCursor, (0,)) if self.count < 0 else ByCursor(SkipCursor, (self.count,))
-        return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name, is_counted=True)
 
 
 @dataclass

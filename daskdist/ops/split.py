@@ -16,7 +16,7 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import INFINITE, counted
 from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.core.node import Facts, Node, Transformation, counting, walk
+from daskdist.core.node import Facts, Node, Transformation, check_numbered, counting, walk
 from daskdist.core.primitive import (
     Arrange,
     Compute,
@@ -431,7 +431,7 @@ def splitter(
     if by is not None:
         keys = _keys_of(node, operation, "by", by, make)
         return lambda parts: SplitByKey(node, shares, tuple(parts), seed, keys, label=label)
-    _check_numbered(operation, node)
+    _check_countable(operation, node)
     if stratify is not None:
         labels = _keys_of(node, operation, "stratify", stratify, make)
         return lambda parts: SplitByLabel(node, shares, tuple(parts), seed, labels, label=label)
@@ -448,7 +448,7 @@ def splitter(
     return lambda parts: replace(by_row, parts=tuple(parts))
 
 
-def _check_numbered(operation: str, node: Node) -> None:
+def _check_countable(operation: str, node: Node) -> None:
     # Check that elements can be distinguished by their numbers, in every iteration.
     if any(isinstance(upstream, Repeat) for upstream in walk(node)):
         raise ArgumentError(
@@ -457,6 +457,7 @@ def _check_numbered(operation: str, node: Node) -> None:
         )
     if node.cardinality == INFINITE:
         raise ArgumentError(f"{operation}: the dataset is endless; use take(n) first")
+    check_numbered(operation, node)
     drawing = next((operation_.name for operation_ in counting(node) if _draws_new_numbers(operation_)), None)
     if drawing is not None:
         logger.warning(

@@ -32,8 +32,10 @@ class Take(Transformation):
         return cardinality.at_most(self.source.cardinality, self.count)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        if self.count < 0:
+            return inputs[0]
         rows = ByCursor(TakeCursor, (self.count,))
-        return inputs[0] if self.count < 0 else Arrange(inputs, rows, inputs[0].grouped, name=self.name)
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name, is_counted=True)
 
 
 @dataclass

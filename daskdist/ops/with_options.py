@@ -10,7 +10,7 @@ from dask.utils import parse_bytes
 
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.failing.skip_errors import cardinality_with_skips
-from daskdist.core.node import Facts, Node, Transformation
+from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
 from daskdist.display.missing_methods import Advised, advice_for
 from daskdist.errors import ArgumentError
@@ -261,6 +261,12 @@ def _settings_of(node: Node) -> dict[str, Any]:
     if isinstance(node, WithOptions):
         settings.update(options_set(node.options))
     return settings
+
+
+def comes_in_any_order(node: Node) -> bool:
+    """Return whether the elements of a pipeline come in the order in which they are done."""
+    chosen = merged_options(node).deterministic
+    return not all(part.in_order for part in walk(node)) if chosen is None else not chosen
 
 
 def conflicts(node: Node) -> Iterator[str]:

@@ -55,10 +55,24 @@ class Zip(Node):
         return zipped(inputs, self.structure, self.name, strict=self.strict)
 
 
-def zipped(inputs: tuple[Primitive, ...], structure: Structure, name: str, *, strict: bool = False) -> Primitive:
-    """Return the stream of nests of one element of each input; if ``strict``, all must be equally long."""
+def zipped(
+    inputs: tuple[Primitive, ...], structure: Structure, name: str, *, strict: bool = False, is_counted: bool = True
+) -> Primitive:
+    """Return the stream of nests of one element of each input.
+
+    Parameters
+    ----------
+    inputs, structure, name
+        The inputs, the structure of their nest, and the name of the operation in plans.
+    strict
+        Whether all must be equally long.
+    is_counted
+        As in `Arrange`: whether it matters which elements are together.
+    """
     # Gathered immediately: the results are views if the inputs are contiguous.
-    return Compute(Arrange(inputs, ZipRows(structure, strict), grouped=0, name=name), same, name, factor=1)
+    return Compute(
+        Arrange(inputs, ZipRows(structure, strict), grouped=0, name=name, is_counted=is_counted), same, name, factor=1
+    )
 
 
 def _in_words(length: int) -> str:

@@ -37,24 +37,23 @@ def plan(node: Node) -> Primitive:
     primitive = skip_errors(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
     if options.locations is not None:
         primitive = split_by_location(primitive, options.locations)
-    if options.deterministic is False:
-        primitive = in_any_order(primitive)
-    return fuse(primitive)
+    return fuse(with_order(primitive, options.deterministic))
 
 
-def in_any_order(primitive: Primitive) -> Primitive:
-    """Return the stream with blocks in the order in which they finish."""
+def with_order(primitive: Primitive, in_order: bool | None) -> Primitive:
+    """Return the stream with blocks in order, or in the order in which they finish; None for what operations say.
+
+    They come in order in any case where a later operation depends on the numbers of elements.
+    """
     match primitive:
-        case Read():
-            return replace(primitive, in_order=False)
-        case Compute():
-            return replace(primitive, source=in_any_order(primitive.source), in_order=False)
+        case Arrange():
+            in_order = True if primitive.is_counted else in_order
+            return replace(primitive, inputs=tuple(with_order(source, in_order) for source in primitive.inputs))
         case Chain() | Fact():
-            return replace(primitive, source=in_any_order(primitive.source))
-        case Arrange() if not primitive.is_counted:
-            return replace(primitive, inputs=tuple(map(in_any_order, primitive.inputs)))
-        case _:
-            return primitive
+            return replace(primitive, source=with_order(primitive.source, in_order))
+        case Compute():
+            primitive = replace(primitive, source=with_order(primitive.source, in_order))
+    return primitive if in_order is None else replace(primitive, in_order=in_order)
 
 
 def split_by_location(primitive: Primitive, locations: Locations) -> Primitive:

@@ -34,6 +34,8 @@ from daskdist.sharding import AutoShardPolicy
 _AHEAD_IN_ROUNDS: Final = 16
 # For rounds of batches of similar lengths: the elements that are sorted together, for each consumer.
 _SORTED_FOR_A_CONSUMER: Final = 1024
+# The policies by which each element is produced once, so that one worker may also assemble all of them in order.
+_IN_ORDER: Final = (ShardingPolicy.DYNAMIC, ShardingPolicy.DATA)
 _BY_FILE: Final = (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA)
 
 
@@ -114,6 +116,19 @@ class Served(CountingNode, Source):
         return self.known_spec.has_ragged_rows
 
     @property
+    def in_order(self) -> bool:
+        return self.request.mode is ShardingPolicy.DATA and not self.why_in_no_order
+
+    @property
+    def why_in_no_order(self) -> str:
+        request = self.request
+        if request.job_name is not None:
+            return f"consumers of the job {request.job_name!r} get the elements that others do not take"
+        if request.mode not in _IN_ORDER:
+            return f"workers send their elements as they come, with the sharding policy {request.mode.name}"
+        return "its elements are endless" if self.known_cardinality == INFINITE else ""
+
+    @property
     def draws(self) -> bool:
         return self.pipeline is None or any(node.draws for node in walk(self.pipeline))
 
@@ -128,7 +143,7 @@ class Served(CountingNode, Source):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Stream(_never, self.name, read=self._read)
 
-    def _read(self, epoch: Epoch) -> ServiceReader:
+    def _read(self, epoch: Epoch, in_order: bool) -> ServiceReader:
         request, pipeline = self.request, self.pipeline
         passes, entry = self.passes.of(epoch), None
         draws = IterationDraws(passes)
@@ -148,17 +163,17 @@ class Served(CountingNode, Source):
             self.address,
             self.dataset_id,
             entry,
-            partial(self._join, iteration, draws),
+            partial(self._join, iteration, draws, in_order),
             joining,
             in_turn=in_turn,
             compression=request.compression,
         )
 
-    def _join(self, iteration: int, draws: IterationDraws, name: str, host: str) -> Join:
+    def _join(self, iteration: int, draws: IterationDraws, in_order: bool, name: str, host: str) -> Join:
         request = self.request
         cache = None if request.cross_trainer_cache is None else in_bytes("service.cache-bytes")
         options = JobOptions(
-            self._mode(),
+            ShardingPolicy.DATA if in_order and not self.why_in_no_order else self._mode(),
             request.num_consumers,
             cache,
             "LOCAL" if request.target_workers == "LOCAL" else "ANY",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from itertools import chain
 
@@ -349,3 +350,74 @@ def test_fewer_elements_than_counted_are_reported(caplog):
     for part in [*Dataset.range(20).map(bad).ignore_errors().split(0.5), *Dataset.range(20).split(0.5)]:
         ids(part)
     assert not [record for record in caplog.records if record.getMessage().startswith("split")]
+
+
+# --- elements in no fixed order ---
+
+
+class LateOnce:
+    """A function of which a call waits once for elements of a later block, which other threads compute meanwhile."""
+
+    def __init__(self):
+        self.is_late, self.others_are_done = True, threading.Event()
+
+    def __call__(self, x, rng=None):
+        if x == 100 and self.is_late:
+            self.is_late = False
+            assert self.others_are_done.wait(10)
+        elif x > 110:
+            self.others_are_done.set()
+        return x
+
+
+@pytest.fixture
+def small_blocks():
+    sizes = {"daskdist.split-bytes": 80, "daskdist.bundle-bytes": 80, "daskdist.num-threads": 4}
+    with dask.config.set(sizes), using(Threads):
+        yield
+
+
+ANY_ORDER = Options(deterministic=False)
+UNORDERED = {
+    "map": lambda late: numbers().map(late, num_parallel_calls=4, deterministic=False),
+    "map, filter": lambda late: numbers().map(late, deterministic=False).filter(lambda x: x % 3 > 0),
+    "random map": lambda late: numbers().map(late, rng=1, deterministic=False),
+    "options before": lambda late: numbers().map(late).with_options(ANY_ORDER),
+    "batches": lambda late: numbers().map(late, deterministic=False).batch(7).unbatch(),
+    "ignore_errors": lambda late: numbers().map(late, deterministic=False).ignore_errors(),
+    "concatenated": lambda late: numbers(0).concatenate(numbers().map(late, deterministic=False)).prefetch(2),
+}
+PARTS = {
+    "split": lambda ds: ds.split([0.5, 0.3, 0.2], seed=1),
+    "split by class": lambda ds: ds.split(0.5, seed=1, stratify=lambda x: int(x) % 2),
+    "split by key": lambda ds: ds.split(0.5, seed=1, by=lambda x: int(x) % 50),
+    "kfold": lambda ds: ds.kfold(3, seed=1)[0],
+    "kfold by class": lambda ds: ds.kfold(3, seed=1, stratify=lambda x: int(x) % 2)[1],
+    "shard": lambda ds: [ds.shard(3, index) for index in range(3)],
+    "take, skip": lambda ds: [ds.take(70), ds.skip(70)],
+    "take, skip of batches": lambda ds: [part.unbatch() for part in (ds.batch(5).take(9), ds.batch(5).skip(9))],
+    "enumerate": lambda ds: [
+        ds.enumerate().filter(lambda k, x, part=part: k % 2 == part).map(lambda k, x: x) for part in range(2)
+    ],
+}
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("name", "of"), [("map", of) for of in PARTS] + [(name, of) for name in UNORDERED for of in ("split", "shard")]
+)
+def test_parts_of_elements_that_come_in_any_order(name, of):
+    late = LateOnce()
+    parts = PARTS[of](UNORDERED[name](late))
+    rows = ids(parts[0]) + [x for part in parts[1:] for x in ids(part.with_options(ANY_ORDER))]
+    assert Counter(rows) == Counter(ids(UNORDERED[name](lambda x, rng=None: x)))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_pairs_of_elements_that_come_in_any_order():
+    late = LateOnce()
+    pairs = Dataset.zip(numbers().map(late, deterministic=False), numbers().map(lambda x: -x)).with_options(ANY_ORDER)
+    assert sorted((int(x), int(y)) for x, y in pairs) == [(x, -x) for x in range(NUMBER)]
+    assert not late.is_late
+    # Without parts or pairs, later elements come first.
+    assert ids(numbers().map(LateOnce(), num_parallel_calls=4, deterministic=False)) != list(range(NUMBER))

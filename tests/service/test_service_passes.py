@@ -3,12 +3,13 @@
 import subprocess
 import uuid
 
+import dask
 import numpy as np
 import pytest
 from conftest import mirrored
 from programs import Program
 
-from daskdist import Dataset, Options
+from daskdist import Dataset, Options, errors
 from daskdist.core.structure import Structure
 from daskdist.data import service
 
@@ -129,7 +130,7 @@ def test_datasets_read_by_id(client, mode):
 SERVING = """
 import sys
 from dask.distributed import Client
-from daskdist import Dataset, Options
+from daskdist import Dataset, Options, errors
 with Client(sys.argv[1], set_as_default=False) as client:
     ds = Dataset.range(12).shuffle(12, seed=1).with_options(Options(deterministic=True))
     for epoch in range(2):
@@ -157,3 +158,53 @@ def test_strategies_count_passes_of_served_datasets(client, on_cluster):
         for number in range(2):
             assert rows(ds.serve(client).batch(8)) == passes[number]
         assert rows(ds.serve(client).batch(8).at_epoch(3)) == passes[3]
+
+
+# --- parts ---
+
+
+@pytest.mark.parametrize(
+    "parts_of",
+    [
+        lambda ds: ds.split([0.5, 0.3, 0.2], seed=1),
+        lambda ds: ds.split(0.5, seed=1, stratify=lambda x: int(x) % 2),
+        lambda ds: ds.map(lambda x: x).kfold(3, seed=1)[0],
+        lambda ds: [ds.shard(3, index) for index in range(3)],
+        lambda ds: [ds.take(90), ds.skip(90)],
+        lambda ds: [part.map(lambda x, y: x) for part in Dataset.zip(ds, Dataset.range(200)).split(0.5)],
+    ],
+)
+@pytest.mark.parametrize("mode", ["distributed_epoch", service.ShardingPolicy.DATA])
+def test_parts_of_a_served_dataset(client, parts_of, mode):
+    with dask.config.set({"daskdist.service.buffer-bytes": 200}):
+        served = Dataset.range(200).map(lambda x, rng: x, rng=1).serve(client, mode)
+        assert sorted(int(x) for part in parts_of(served) for x in part) == list(range(200))
+        served = Dataset.range(200).serve(client, mode)
+        assert sorted(int(x) for part in parts_of(served) for x in part) == list(range(200))
+
+
+def test_pairs_with_a_served_dataset(client):
+    pairs = Dataset.zip(Dataset.range(500).serve(client), Dataset.range(500)).batch(50)
+    assert all((first == second).all() for first, second in pairs)
+
+
+@pytest.mark.parametrize(
+    ("serve", "reason"),
+    [
+        (lambda ds: ds.serve(job_name="parts"), "consumers of the job 'parts' get"),
+        (lambda ds: ds.serve(processing_mode="parallel_epochs"), "sharding policy OFF"),
+        (lambda ds: ds.serve(processing_mode=service.ShardingPolicy.FILE).cache(), "sharding policy FILE"),
+        (lambda ds: ds.repeat().serve(), "endless"),
+    ],
+)
+def test_parts_of_elements_without_an_order_are_refused(client, serve, reason):
+    with client.as_current():
+        served = serve(Dataset.range(10)).map(lambda x: x)
+        calls = [lambda: served.shard(2, 0)]
+        if reason != "endless":
+            calls += [lambda: served.split(0.5), lambda: served.kfold(2, stratify=lambda x: x % 2)]
+        for call in calls:
+            with pytest.raises(errors.ArgumentError, match=rf"elements after serve .*{reason}.* before serve"):
+                call()
+        # By key, a part depends on no order.
+        served.split(0.5, by=lambda x: x)

@@ -101,7 +101,7 @@ class StreamCursor(BlockCursor):
     @property
     def _elements(self) -> RowReader:
         if self._reader is None and self.stream.read is not None:
-            self._reader = self.stream.read(self.epoch)
+            self._reader = self.stream.read(self.epoch, self.stream.in_order)
             self.runtime.note_reader(self._reader)
         if self._reader is None:
             runtime = self.runtime

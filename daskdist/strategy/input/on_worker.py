@@ -27,7 +27,7 @@ from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.calls import pulled_exactly
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
-from daskdist.ops.with_options import Options
+from daskdist.ops.with_options import Options, comes_in_any_order
 from daskdist.passes.numbering import first_pass, from_first_pass
 from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.strategy.input.device_maps import DeviceMaps, SuppliedDataset
@@ -105,7 +105,7 @@ def _identity_of(dataset: Dataset) -> PipelineIdentity:
 def _why_elements_move(node: Node, options: Options) -> str:
     if options.on_error == "skip" or any(part.facts.leaves_out_failed for part in walk(node)):
         return "elements that fail are left out, and others may fail now"
-    if options.deterministic is False:
+    if comes_in_any_order(node) and not _why_not_repeatable(node):
         return "elements come in any order (deterministic=False)"
     names = [part.name for part in walk(node) if part.replays_first_pass and any(counting(part))]
     return f"{', '.join(names)} replays the random order of an earlier pass" if names else ""

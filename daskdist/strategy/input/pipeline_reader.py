@@ -21,7 +21,7 @@ from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
-from daskdist.ops.with_options import Options, WithOptions, merged_options
+from daskdist.ops.with_options import Options, WithOptions, comes_in_any_order, merged_options
 from daskdist.strategy.input.pass_position import seeds_of
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 
@@ -71,7 +71,7 @@ class PipelineReader:
         self._start = start or StreamPosition(epoch, seeds_of([pipeline])[0], 0, 0, Answers())
         # The number of elements up to the end of the last bundle.
         self._num_elements = self._start.num_elements
-        if options.deterministic is False:
+        if comes_in_any_order(pipeline.node):
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
         self.caller = local_caller(pipeline.node, options.num_threads, fetch, num_processes=options.num_processes)
         # Ends the caller's threads when the pass is closed or garbage collected.

@@ -25,7 +25,7 @@ from daskdist.execute.callers.compute_key import is_future
 from daskdist.execute.messages.pickling import futures_in
 from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.ops.nested import Expansion
-from daskdist.ops.with_options import Options, WithOptions, merged_options
+from daskdist.ops.with_options import Options, WithOptions, comes_in_any_order, merged_options
 from daskdist.passes.autoshard import read_by
 from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.collectives.step_counts import RemotePipeline
@@ -264,7 +264,7 @@ def _source_for(source: PassSource, fresh: Sequence[Pipeline], needed: Sequence[
         identity = source.identity
         known = replace(identity, fingerprint=f"{identity.fingerprint} in loops")
         return replace(source, node=nothing, pipelines=pipelines, known_identity=known)
-    if merged_options(node).deterministic is False:
+    if comes_in_any_order(node):
         node = WithOptions(node, Options(deterministic=True))
     return replace(source, node=node, pipelines=pipelines)
 
