@@ -238,7 +238,7 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
             f"a {name} becomes one array, but the parts of this one differ in shape: {error}{advice}"
         ) from None
     if array.dtype == object:
-        if not isinstance(leaf, list):
+        if not isinstance(leaf, (list, int)):
             raise ArgumentError(f"{type(leaf).__name__} is not an array, a number or a string")
         refuse_objects(array)
     if array.dtype.kind == "U":
@@ -271,10 +271,11 @@ def refuse_objects(array: Any, *, but_for: tuple[type[Any], ...] = (bytes, str))
             " and numpy.datetime64('NaT') for a date, or leave these elements out"
         )
     refused = [kind for kind in kinds if not issubclass(kind, but_for)]
+    large = [number for number in array.flat if type(number) is int and not -(2**63) <= number < 2**64]
+    if int in refused and large:
+        raise ArgumentError(f"the number {large[0]} does not fit into 64 bits; give a float, or text")
     if refused:
-        is_large = any(issubclass(kind, int) for kind in refused)
-        what = "integers that do not fit 64 bits" if is_large else f"values of {refused[0].__name__}"
-        raise ArgumentError(f"a leaf has {what}: give numbers of NumPy's dtypes, text or bytes")
+        raise ArgumentError(f"a leaf has values of {refused[0].__name__}: give numbers of NumPy's dtypes, text or bytes")
 
 
 def is_plain(leaf: Any) -> bool:

@@ -34,6 +34,7 @@ from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.long_work import shown
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
+from daskdist.storage.failures import damage
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.first_file import FirstFile, readable_files
 from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
@@ -156,7 +157,8 @@ class ReadFiles(FileBackedSource):
 
     def list_file(self, file: int) -> Sequence[Split]:
         """List the splits of one file."""
-        return self.format.list_splits(self.paths[file], file, self._first)
+        with damage(self.paths[file]):
+            return self.format.list_splits(self.paths[file], file, self._first)
 
     @cached_property
     def _first(self) -> FirstFile:
@@ -164,8 +166,12 @@ class ReadFiles(FileBackedSource):
             return self.whole._first
         if isinstance(self.format, LearnsFirst):
             return self.format.first(self.paths)
-        path, spec = next(readable_files(self.paths, self.format.spec))
+        path, spec = next(readable_files(self.paths, self._spec_of))
         return FirstFile(path, spec)
+
+    def _spec_of(self, path: str) -> ElementSpec:
+        with damage(path):
+            return self.format.spec(path)
 
     def splits_of_file(self, file: int) -> Sequence[Split]:
         """List the splits of one file; cached."""
@@ -268,10 +274,10 @@ class ReadFiles(FileBackedSource):
             # A file that cannot be read is left out without the others of its group.
             lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(SkipErrorsRead(reader)), self.name)
             groups = GroupSplits(self.splits, most)
-            return Read(groups, ReadGroup(self.format.read), self.name, lenient=lenient, is_of_rows=True)
+            return Read(groups, ReadGroup(ReadRows(self.format)), self.name, lenient=lenient, is_of_rows=True)
         structure = self.spec.structure
         lenient = Read(self.valid_splits, ReadLikeFirst(reader, structure), self.name)
-        return Read(self.splits, ReadLikeFirst(self.format.read, structure), self.name, lenient=lenient)
+        return Read(self.splits, ReadLikeFirst(ReadRows(self.format), structure), self.name, lenient=lenient)
 
 
 # The number of local files whose indexes may be read for a display.
@@ -348,6 +354,17 @@ class Unlisted:
 
 
 @dataclass(frozen=True)
+class ReadRows:
+    """A function that reads a split; any error of the reader or its library names the split."""
+
+    format: Format
+
+    def __call__(self, split: Split) -> Rows:
+        with damage(split.label):
+            return self.format.read(split)
+
+
+@dataclass(frozen=True)
 class ReadValidRows:
     """A function that reads the valid rows of a split and records the others as skipped."""
 
@@ -357,11 +374,12 @@ class ReadValidRows:
         if isinstance(split.payload, Unlisted):
             raise copied_error(split.payload.error)
         try:
-            return self.format.read(split)
+            return ReadRows(self.format)(split)
         except DamagedFileError:
             if not isinstance(self.format, ReadsValidRows):
                 raise
-            rows = self.format.read_valid_rows(split)
+            with damage(split.label):
+                rows = self.format.read_valid_rows(split)
             rows.skipped = tuple(replace(note, file=note.file or split.path) for note in rows.skipped)
             return rows
 

@@ -194,7 +194,7 @@ def test_words_of_char_arrays_keep_their_spaces():
     ],
 )
 def test_values_that_no_array_has_are_refused_wherever_they_are_given(values):
-    refused = r"missing values \(None\)|do not fit 64 bits|values of Decimal|would be rounded"
+    refused = r"missing values \(None\)|does not fit into 64 bits|values of Decimal|would be rounded"
     for make in (Dataset.from_tensor_slices, Dataset.from_tensors):
         for nest in (values, {"x": values, "y": [1, 2]}, (values,)):
             with pytest.raises(ArgumentError, match=refused):
