@@ -38,12 +38,14 @@ class Range(Source):
         if self.step == 0:
             raise ArgumentError("range: step is 0; give a positive or negative number")
         numbers = range(self.start, self.stop, self.step)
+        for number in (numbers[0], numbers[-1]) if numbers else ():
+            fits(self.name, number, dtype)
         try:
             len(numbers)
         except OverflowError:
-            raise ArgumentError(f"range: there are more than {2**63 - 1} numbers; give fewer, or Dataset.counter()") from None
-        for number in (numbers[0], numbers[-1]) if numbers else ():
-            fits(self.name, number, dtype)
+            raise ArgumentError(
+                f"range: there are more than {2**63 - 1} numbers; give fewer, or Dataset.counter()"
+            ) from None
 
     @property
     def spec(self) -> ElementSpec:

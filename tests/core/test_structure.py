@@ -262,3 +262,19 @@ def test_arrays_are_told_from_masked_ones_while_another_thread_imports_those(mon
     # As at the beginning of the import.
     monkeypatch.setitem(sys.modules, "numpy.ma", types.ModuleType("numpy.ma"))
     assert as_array(np.float32(3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (2**70, f"the number is {2**70}, which does not fit into 64 bits"),
+        ([1, 2**64], f"item 1 of a list is {2**64}, which"),
+        ([[1], [2], [-(2**63) - 1]], f"item 0 of a list is {-(2**63) - 1}, which"),
+    ],
+)
+def test_integers_beyond_64_bits_are_named(leaf, message):
+    with pytest.raises(ArgumentError, match=message):
+        as_array(leaf)
+    assert as_array(2**64 - 1).dtype == np.uint64
+    # A user's array of objects stays one.
+    assert as_array(np.array([2**70], object)).tolist() == [2**70]

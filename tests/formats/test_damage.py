@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import struct
 import zlib
+from dataclasses import dataclass
 from itertools import chain
 
 import h5py
@@ -19,7 +20,12 @@ import pytest
 import zarr
 
 import daskdist
-from daskdist import Dataset, Options, errors
+from daskdist import Dataset, Options, TensorSpec, errors
+from daskdist.core.block import Block
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import LONE
+from daskdist.ops.read_files import read_node
 from daskdist.storage.failures import damage, proves_damage
 
 SKIP = Options(on_error="skip")
@@ -236,3 +242,44 @@ def test_errors_of_the_system_are_all_no_damage():
     of_errno = {type(OSError(number, "x")) for number in errno.errorcode}
     for kind in chain(of_errno - {OSError}, set(kinds) - {OSError}):
         assert not proves_damage(kind()), kind
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A format of others, whose reader raises errors of its library as they are."""
+
+    error: Exception
+    where: str
+
+    name = "theirs"
+    suffixes = (".theirs",)
+    is_splittable = False
+
+    def guess(self, path, head):
+        return False
+
+    def _fail(self, where, path):
+        if where == self.where and path.endswith("1.theirs"):
+            raise self.error
+
+    def spec(self, path):
+        self._fail("spec", path)
+        return ElementSpec(LONE, (TensorSpec((), "int64"),))
+
+    def list_splits(self, path, file, first):
+        self._fail("list", path)
+        return [Split(f"{path} as a whole", path, None, None, file, path)]
+
+    def read(self, split):
+        self._fail("read", split.payload)
+        return Block(LONE, [np.arange(3)], split.label)
+
+
+@pytest.mark.parametrize("where", ["spec", "list", "read"])
+@pytest.mark.parametrize("error", [KeyError("x"), struct.error("x"), zlib.error("x"), TimeoutError(), OverflowError()])
+def test_errors_of_any_library_name_the_file(where, error):
+    paths = ("1.theirs",) if where == "spec" else ("0.theirs", "1.theirs")
+    with pytest.raises(errors.FileError, match=r"1\.theirs.*: ") as caught:
+        list(Dataset(read_node(Theirs(error, where), paths)))
+    assert (type(caught.value) is errors.DamagedFileError) is (type(error) is not TimeoutError)
+    assert caught.value.__cause__ is error

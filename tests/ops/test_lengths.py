@@ -285,3 +285,8 @@ def test_padding_is_no_infinity_unless_it_is_given(dtype, value):
         rows.padded_batch(2, padding_values=value)
     (batch,) = rows.padded_batch(2, padding_values=np.dtype(dtype).type(np.inf))
     assert np.isinf(batch[0, 1])
+
+
+def test_more_numbers_than_can_be_counted_are_refused():
+    with pytest.raises(errors.ArgumentError, match="range: there are more than 9223372036854775807 numbers"):
+        Dataset.range(-(2**62), 2**63)
