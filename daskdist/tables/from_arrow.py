@@ -463,7 +463,7 @@ def _of_lists(values: Any, splits: np.ndarray[Any, Any], where: Place, missing: 
         row = int(np.searchsorted(splits, _first_null(values), "right")) - 1
         raise DamagedFileError(
             f"{where}: the list in its row {row} has a null, and {values.type} has no value for that, as floats have "
-            f"NaN and times NaT; give a replacement with {_advice(values.type, where)}, or leave the column out"
+            f"NaN and times NaT; give a replacement with {_advice(values, where)}, or leave the column out"
         )
     return _lone(values, where.within_lists(), missing)
 
@@ -540,24 +540,32 @@ def _refuse_nulls(array: Any, where: Place) -> None:
         nulls = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
         raise DamagedFileError(
             f"{where} of type {array.type} has {nulls}, the first in row {_first_null(array)}, but only floats have "
-            f"NaN and times NaT; give a replacement with {_advice(array.type, where)}, or leave it out"
+            f"NaN and times NaT; give a replacement with {_advice(array, where)}, or leave it out"
         )
 
 
-def _advice(kind: Any, where: Place) -> str:
-    # Return an argument that replaces nulls.
+def _advice(array: Any, where: Place) -> str:
+    # Return an argument that replaces the nulls of an array.
     import pyarrow as pa
 
-    types = pa.types
+    types, kind = pa.types, array.type
     if _is_list(kind):
         return f"{where.replaced_by('[]')} for lists without values"
     if types.is_fixed_size_list(kind):
-        return f"{_advice(kind.value_type, where)}, for all values of a null list"
+        return f"{_advice(array.flatten(), where)}, for all values of a null list"
     if types.is_integer(kind):
+        if is_rounded(array.drop_null().to_numpy(), np.dtype(np.float64)):
+            return f"{where.replaced_by('0')}, or another integer"
         return f"{where.replaced_by('numpy.nan')}, which makes the column floats, or another value"
     if types.is_fixed_size_binary(kind):
         return where.replaced_by(repr(bytes(kind.byte_width)))
-    if (decoded := _decoded(kind)) is not None:
-        return _advice(decoded, where)
-    nothing = {"b": "False", "T": "''", "O": "b''", "M": "numpy.datetime64('NaT')", "m": "numpy.timedelta64('NaT')"}
-    return where.replaced_by(nothing.get(_dtype(kind, where, None).kind, "numpy.nan"))
+    kind = kind if (decoded := _decoded(kind)) is None else decoded
+    nothing = {
+        "f": "numpy.nan",
+        "b": "False",
+        "T": "''",
+        "O": "b''",
+        "M": "numpy.datetime64('NaT')",
+        "m": "numpy.timedelta64('NaT')",
+    }
+    return where.replaced_by(nothing.get(_dtype(kind, where, None).kind, "0"))

@@ -38,6 +38,11 @@ KIND = pa.struct({"x": pa.int64(), "in": pa.struct({"s": pa.string(), "l": pa.li
 NULLS = [
     pa.array([1, None]),
     pa.array([1, None], pa.uint64()),
+    pa.array([2**60 + 1, None]),
+    pa.array([[2**60 + 1, None], None]),
+    pa.array([[2**60 + 1, None], None], pa.list_(pa.int64(), 2)),
+    pa.array([["a"], None], pa.list_(pa.dictionary(pa.int8(), pa.string()), 1)),
+    pa.array([[2**60 + 1], None], pa.list_(pa.dictionary(pa.int8(), pa.int64()), 1)),
     pa.array([True, None]),
     pa.array(["a", None]),
     pa.array([b"a", None]),
