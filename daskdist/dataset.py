@@ -118,7 +118,6 @@ from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_op
 from daskdist.ops.zip import Zip
 from daskdist.passes.count import counted_by, number_of_batches
 from daskdist.passes.fingerprint import fingerprint, with_new_fingerprints
-from daskdist.passes.keep_nulls import keeping_nulls
 from daskdist.passes.numbering import at_pass, begin_pass, note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.remainders import looks_like_batches
@@ -2188,7 +2187,10 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         """
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("describe: the dataset is endless; use take(n) first")
-        statistics = self._statistics(keeping_nulls(self._current_node()), describe_rows, strategy)
+        node = self._current_node()
+        if merged_options(node).on_error != "skip":
+            node = node.with_nulls()
+        statistics = self._statistics(node, describe_rows, strategy)
         if not statistics.columns and isinstance(spec := self._known_spec(), ElementSpec):
             statistics = statistics.with_other(describe_nothing(spec))
         return Description(statistics.num_elements, statistics.columns)

@@ -253,6 +253,10 @@ class Node:
         """
         return None
 
+    def with_nulls(self) -> Node:
+        """Return the operation with nulls of files kept, as `NullsKept` says; unchanged if it looks at values."""
+        return self
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         """Return the primitive of this operation on lowered inputs."""
         raise NotImplementedError
@@ -338,6 +342,10 @@ class Transformation(Node):
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         (source,) = inputs
         return dataclasses.replace(self, source=source)
+
+    def with_nulls(self) -> Node:
+        keeps_values = self.facts.keeps_rows or self.facts.by_count
+        return self.with_inputs((self.source.with_nulls(),)) if keeps_values else self
 
     @property
     def spec(self) -> ElementSpec:

@@ -12,7 +12,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import IO, Any, Final, Protocol, runtime_checkable
 
@@ -139,6 +139,14 @@ class ReadsValidRows(Protocol):
             It cannot be read for any other reason.
         """
         ...
+
+
+@runtime_checkable
+class ReplacesNulls(Protocol):
+    """A format of tables, which may have nulls."""
+
+    # The replacements by column.
+    missing: Mapping[str, Any] | None
 
 
 @runtime_checkable

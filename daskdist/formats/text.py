@@ -91,7 +91,8 @@ class Text:
         try:
             text = data.decode(self.encoding)
         except UnicodeDecodeError as error:
-            number, line = data.count(b"\n", 0, error.start), data[data.rfind(b"\n", 0, error.start) + 1 :]
+            number = data.count(b"\n", 0, error.start)
+            line = data[data.rfind(b"\n", 0, error.start) + 1 :].partition(b"\n")[0]
             raise DamagedFileError(
                 f"{split.label}: its line {number}, {line[:80]!r}, is not {self.encoding}: {error.reason}; "
                 "give the right encoding, or encoding=None for bytes"

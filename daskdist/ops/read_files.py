@@ -29,6 +29,7 @@ from daskdist.formats import (
     LearnsFirst,
     OpensFiles,
     ReadsValidRows,
+    ReplacesNulls,
 )
 from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.long_work import shown
@@ -38,6 +39,7 @@ from daskdist.storage.failures import damage
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.first_file import FirstFile, readable_files
 from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
+from daskdist.tables.replacements import NullsKept
 from daskdist.url_secrets import without_secrets
 
 
@@ -232,6 +234,12 @@ class ReadFiles(FileBackedSource):
         columns = regroup(nest)
         # A lone list would be names of a dict, and not of an array of these columns.
         return None if isinstance(columns, list) else replace(self, format=replace(form, columns=columns))
+
+    def with_nulls(self) -> Node:
+        if not isinstance(self.format, ReplacesNulls):
+            return self
+        form: Any = self.format
+        return replace(self, format=replace(form, missing=NullsKept(form.missing or {})), whole=None)
 
     def pieces(self) -> Pieces:
         counts = [split.num_rows for split in self.splits()]

@@ -38,6 +38,9 @@ class RegroupedLeaves(Transformation):
         places, structure = regrouped(spec.structure, self.regroup)
         return ElementSpec(structure, tuple(spec.leaves[place] for place in places))
 
+    def with_nulls(self) -> Node:
+        return self.with_inputs((self.source.with_nulls(),))
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Compute(inputs[0], RegroupRows(self.regroup), self.name, factor=1)
 

@@ -46,8 +46,8 @@ def matches(pattern: str) -> list[str]:
     # Python's glob would follow each link in a circle until the system refuses.
     num_fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
     with_hidden = any(part[:1] in ("_", ".", "[") for part in parts[num_fixed:-1])
-    found = files_below("/".join(parts[:num_fixed]) or "/", with_hidden=with_hidden)
-    return sorted(name for name in found if is_spelled(name, pattern))
+    below = files_below("/".join(parts[:num_fixed]) or "/", with_hidden=with_hidden)
+    return sorted(name for name in below if is_spelled(name, pattern))
 
 
 def with_suffix(names: Sequence[str], suffixes: tuple[str, ...], directory: str) -> list[str]:

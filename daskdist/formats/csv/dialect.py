@@ -303,7 +303,7 @@ def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[st
             twice = _twice(names)
             if twice is not None:
                 raise FileError(
-                    f"{path}: two columns are called {twice!r}; fix it, or name all columns anew: new_names="
+                    f"{path}: two columns are called {twice!r}; fix it, or give all columns new names: new_names="
                     f"{_shown(_different(names))}"
                 )
             return names, first[1]

@@ -142,6 +142,10 @@ class Fields:
                 raise pa.ArrowInvalid(f"an integer in {name!r} has no float")
         return table
 
+    def texts(self, data: bytes) -> Any:
+        """Convert complete rows to a table of bytes."""
+        return self._parsed(data, dict.fromkeys(dict(self.kinds), "bytes"))
+
     def unequal(self, data: bytes) -> dict[int, int]:
         """Return the numbers of the rows with too many or too few fields, each with its number of fields."""
         counts: dict[int, int] = {}
@@ -160,7 +164,7 @@ class Fields:
         """Return the rows whose values are valid, and for each other row its first invalid value."""
         import pyarrow as pa
 
-        texts = self._parsed(data, dict.fromkeys(dict(self.kinds), "bytes"))
+        texts = self.texts(data)
         missing_texts = self._missing_texts(data, texts)
         invalid_values: dict[int, InvalidValue] = {}
         columns: list[Any] = []
@@ -331,19 +335,19 @@ class Fields:
         import pyarrow.compute as pc
 
         columns = {name: table.column(name) for name, kind in self.kinds if kind in _TEXTS}
-        found = {
+        missing = {
             name: _is_in(column, self.text_null_values)
             for name, column in columns.items()
             if self.text_null_values != TEXT_NULLS or pc.min(pc.binary_length(column)).as_py() == 0
         }
-        found = {name: is_missing for name, is_missing in found.items() if is_missing.any()}
+        missing = {name: is_missing for name, is_missing in missing.items() if is_missing.any()}
         quoted = [f"{self.quote}{value}{self.quote}".encode() for value in self.text_null_values]
-        if not found or self.quoted_nulls or not self.quote or not any(text in data for text in quoted):
-            return found
+        if not missing or self.quoted_nulls or not self.quote or not any(text in data for text in quoted):
+            return missing
         # pyarrow tells quoted values from others only by their nulls.
-        unquoted = self._read(data, self.text_null_values, column_types=dict.fromkeys(found, arrow_type("bytes")))
-        found = {name: unquoted.column(name).is_null().to_numpy() for name in found}
-        return {name: is_missing for name, is_missing in found.items() if is_missing.any()}
+        unquoted = self._read(data, self.text_null_values, column_types=dict.fromkeys(missing, arrow_type("bytes")))
+        missing = {name: unquoted.column(name).is_null().to_numpy() for name in missing}
+        return {name: is_missing for name, is_missing in missing.items() if is_missing.any()}
 
     def _parsed(self, data: bytes, kinds: Mapping[str, str]) -> Any:
         import pyarrow as pa
@@ -425,11 +429,10 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
     """
     if len(row) > csv.field_size_limit():
         # Python's reader refuses fields of so many characters, by a limit that holds for the whole process.
-        names: tuple[str, ...] = ("0",)
-        for num_fields in Fields(names, (), delimiter, quote).unequal(row).values():
-            names = tuple(map(str, range(num_fields)))
-        columns = Fields(names, (), delimiter, quote)._parsed(row, dict.fromkeys(names, "bytes")).columns
-        return [column[0].as_py().decode(errors=errors) for column in columns]
+        num_fields = Fields(("0",), (), delimiter, quote).unequal(row).get(0, 1)
+        names = tuple(map(str, range(num_fields)))
+        table = Fields(names, tuple((name, "bytes") for name in names), delimiter, quote).texts(row)
+        return [column[0].as_py().decode(errors=errors) for column in table.columns]
     text = io.StringIO(row.removeprefix(BYTE_ORDER_MARK).decode(errors=errors), newline="")
     # Python's reader takes a fiftieth of pyarrow's time for many columns, and treats quotes in the same way.
     try:
