@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -58,6 +58,10 @@ def _key(leaves: tuple[Any, ...]) -> Any:
     return _NAN if value != value else value
 
 
+# Kinds of dtypes whose values may be equal.
+_LIKE: Final = {"U": "T", "S": "O"}
+
+
 def _digest(leaves: tuple[Any, ...]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for leaf in leaves:
@@ -65,9 +69,12 @@ def _digest(leaves: tuple[Any, ...]) -> bytes:
             raise ArgumentError("unique: an element contains a dataset, which cannot be compared")
         parts = (leaf.values, leaf.row_splits) if isinstance(leaf, Ragged) else (np.asarray(leaf),)
         for part in parts:
-            digest.update(f"{part.dtype.kind}{part.shape}".encode())
-            if part.dtype.kind in "OT":
-                digest.update(repr(part.tolist()).encode())
+            kind = part.dtype.kind
+            digest.update(f"{_LIKE.get(kind, kind)}{part.shape}".encode())
+            if kind in "OSTU":
+                # Equal words may be of different widths.
+                words = part.ravel().tolist()
+                digest.update(repr([bytes(word) if isinstance(word, bytes) else word for word in words]).encode())
             else:
                 # Adding 0 makes the two zeros equal.
                 digest.update((part + part.dtype.type(0) if part.dtype.kind in "fc" else part).tobytes())

@@ -122,6 +122,33 @@ def test_text_and_bytes_of_any_width_join_others(tmp_path, parts):
     assert words(Dataset.load(tmp_path / "saved")) == together(parts)
 
 
+def test_equal_words_of_other_widths_are_not_unique(parts):
+    wider = [part.astype(f"{part.dtype.kind}9") for part in parts]
+    plain = [part.tolist() for part in parts]
+    for others in (wider, plain):
+        ds = joined(parts).concatenate(joined(others))
+        assert words(ds.unique()) == together(parts)
+        assert [(word.item() if hasattr(word, "item") else word, int(x)) for word, x in pairs(ds).unique()] == [
+            (word, 1) for word in together(parts)
+        ]
+        assert len(list(ds.map(lambda word: [word, word]).unique())) == len(together(parts))
+
+
+def pairs(ds):
+    return Dataset.zip((ds, Dataset.range(1).map(lambda x: x + 1).repeat(6)))
+
+
+def test_pipelines_of_a_function_may_have_other_widths(parts):
+    strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    numbers = iter(range(2))
+    distributed = strategy.distribute_datasets_from_function(
+        lambda context: Dataset.from_tensor_slices(parts[next(numbers)][:1]).batch(1),
+        daskdist.InputOptions(replication_mode="PER_REPLICA"),
+    )
+    (step,) = distributed
+    assert [part.tolist() for part in strategy.local_results(step)] == [part[:1].tolist() for part in parts]
+
+
 def test_text_does_not_join_bytes():
     text, data = Dataset.from_tensor_slices(np.array(["a"])), Dataset.from_tensor_slices(np.array([b"a"]))
     with pytest.raises(errors.ArgumentError, match="dtype and rank must be the same"):
