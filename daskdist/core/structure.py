@@ -275,7 +275,9 @@ def refuse_objects(array: Any, *, but_for: tuple[type[Any], ...] = (bytes, str))
     if int in refused and large:
         raise ArgumentError(f"the number {large[0]} does not fit into 64 bits; give a float, or text")
     if refused:
-        raise ArgumentError(f"a leaf has values of {refused[0].__name__}: give numbers of NumPy's dtypes, text or bytes")
+        raise ArgumentError(
+            f"a leaf has values of {refused[0].__name__}: give numbers of NumPy's dtypes, text or bytes"
+        )
 
 
 def is_plain(leaf: Any) -> bool:

@@ -55,7 +55,8 @@ def read_hdf5(paths: Paths, arrays: Any = None, *, storage_options: StorageOptio
     Compound types are dicts by field, variable-length text is NumPy's ``StringDType`` if it is marked as UTF-8, else
     bytes, and lists of numbers are arrays of varying length. Soft links within the file are followed; links to other
     files, and arrays whose values are in them, are refused. ``import hdf5plugin`` adds compressions. The library is not
-    robust against malicious files: read untrusted ones in a separate process.
+    robust against malicious files: read untrusted ones in a separate process. Fixed-width bytes may be of other widths
+    in other files: ``element_spec`` has the width of the first.
     """
     storage = Storage(storage_options)
     return Dataset(read_node(Hdf5(arrays, storage), storage.expand(paths, Hdf5.suffixes)))

@@ -50,6 +50,8 @@ def read_npy(
 
     Notes
     -----
+    Text and bytes may be of other widths in other files: ``element_spec`` has the width of the first.
+
     Local files are mapped into memory: only ``batch`` copies, and a file must not be truncated while it is in use. Its
     size and time are checked whenever a split is read; if it is truncated between the check and the use of the rows,
     the system kills the process, as with every memory mapping. Fields, values in another byte order, and unaligned
