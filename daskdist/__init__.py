@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from daskdist.readers.zarr import read_zarr as read_zarr
     from daskdist.sharding import SHARD_HINT as SHARD_HINT
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
+    from daskdist.strategy.current import Variable as Variable
     from daskdist.strategy.current import get_replica_context as get_replica_context
     from daskdist.strategy.current import get_strategy as get_strategy
     from daskdist.strategy.current import has_strategy as has_strategy
@@ -89,7 +90,6 @@ if TYPE_CHECKING:
     from daskdist.strategy.values.value_context import ValueContext as ValueContext
     from daskdist.strategy.variables.aggregation import VariableAggregation as VariableAggregation
     from daskdist.strategy.variables.aggregation import VariableSynchronization as VariableSynchronization
-    from daskdist.strategy.variables.variable import Variable as Variable
 
 __version__ = "0.1.0"
 
@@ -125,7 +125,7 @@ _NAMES: Final = {
     "TensorSpec": "daskdist.core.spec:TensorSpec",
     "ValueContext": "daskdist.strategy.values.value_context:ValueContext",
     "VarLenFeature": "daskdist.formats.tfrecord.example:VarLenFeature",
-    "Variable": "daskdist.strategy.variables.variable:Variable",
+    "Variable": "daskdist.strategy.current:Variable",
     "VariableAggregation": "daskdist.strategy.variables.aggregation:VariableAggregation",
     "VariableSynchronization": "daskdist.strategy.variables.aggregation:VariableSynchronization",
     "class_names_of": "daskdist.readers.images:class_names_of",

@@ -44,6 +44,7 @@ RANKS = {
     "checkpoint": 4,
     "dashboard": 4,
     "dataset": 5,
+    "tensorflow_dataset": 5.5,
     "waiting": 0,
     "long_work": 0,
     # Only names of the public interface.

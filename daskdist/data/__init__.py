@@ -8,7 +8,7 @@ from daskdist.tensorflow.missing_names import DATA
 _NAMES: Final = {
     "AUTOTUNE": "daskdist.core.cardinality:AUTOTUNE",
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
-    "Dataset": "daskdist.tensorflow.dataset:TensorFlowDataset",
+    "Dataset": "daskdist.tensorflow_dataset:TensorFlowDataset",
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
     "FixedLengthRecordDataset": "daskdist.tensorflow.file_datasets:FixedLengthRecordDataset",
     "INFINITE_CARDINALITY": "daskdist.core.cardinality:INFINITE",

@@ -11,6 +11,7 @@ from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Paths, Storage, StorageOptions
+from daskdist.tensorflow_dataset import TensorFlowDataset
 
 
 def read_tfrecord(
@@ -46,7 +47,8 @@ def read_tfrecord(
     -------
     Dataset
         An element for each record: bytes, or a dict of arrays by name. A `VarLenFeature` has varying length: batch it
-        with ``padded_batch`` or ``ragged_batch``. The unit of reading is a byte range.
+        with ``padded_batch`` or ``ragged_batch``. Python numbers that functions return are int32 and float32, as in
+        ``daskdist.data.Dataset``. The unit of reading is a byte range.
 
     Raises
     ------
@@ -64,4 +66,4 @@ def read_tfrecord(
     """
     storage = Storage(storage_options)
     form = TFRecord(features, check_crc, index, compression_of(compression), storage)
-    return Dataset(read_node(form, storage.expand(paths, endings(form))))
+    return TensorFlowDataset(read_node(form, storage.expand(paths, endings(form))))

@@ -6,9 +6,10 @@ from functools import cache
 
 from daskdist.core.functions.current_context import current_context
 from daskdist.strategy.mirrored import MirroredStrategy
-from daskdist.strategy.replica.context import CrossReplicaScope, ReplicaContext
+from daskdist.strategy.replica.context import CrossReplicaScope, ReplicaContext, set_default_strategy
 from daskdist.strategy.replica.threads import check_thread
 from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.variables.variable import Variable as Variable
 
 
 @cache
@@ -72,3 +73,7 @@ def get_strategy() -> Strategy:
         check_thread("get_strategy")
     strategy: Strategy = (context or _default()).strategy
     return strategy
+
+
+# The module of variables cannot import strategies, which themselves have variables.
+set_default_strategy(lambda: _default().strategy)

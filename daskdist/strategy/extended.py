@@ -34,8 +34,8 @@ class StrategyExtended:
 
     Notes
     -----
-    The *destination* of a value is None or a `PerReplica` for every replica, or one replica, by its name in
-    `worker_devices` or as an item of ``strategy.replicas``. A value for every replica is returned as a `PerReplica`,
+    The *destination* of a value is None, a `PerReplica` or a `Variable` for every replica, or one replica, by its name
+    in `worker_devices` or as an item of ``strategy.replicas``. A value for every replica is returned as a `PerReplica`,
     even if there is one replica; TensorFlow returns a ``Mirrored``. A value for one replica is returned unwrapped. On a
     cluster both are asynchronous: the value is computed once, on its destination's worker, and other workers fetch it
     once, when a replica there uses it. Unlike in TensorFlow, a destination is never a device without a replica.
@@ -369,7 +369,7 @@ class StrategyExtended:
         strategy = self.strategy
         if destination is None:
             return None
-        if isinstance(destination, PerReplica):
+        if isinstance(destination, (PerReplica, Variable)):
             internals_of(strategy).check_values(operation, [destination])
             return None
         by_name: dict[str, Replica] = dict(zip(self.worker_devices, strategy.replicas, strict=True))
@@ -379,8 +379,8 @@ class StrategyExtended:
             replica = destination if isinstance(destination, Replica) and destination in strategy.replicas else None
         if replica is None:
             raise ArgumentError(
-                f"{operation}: {destination!r:.80} is not a destination; give None for all, a PerReplica, or the "
-                f"device of a replica: {', '.join(by_name)}"
+                f"{operation}: {destination!r:.80} is not a destination; give None for all, a PerReplica, a "
+                f"Variable, or the device of a replica: {', '.join(by_name)}"
             )
         return replica
 

@@ -47,6 +47,7 @@ from daskdist.strategy.values.per_replica import (
 from daskdist.strategy.values.placeholders import Placeholders, results_of
 from daskdist.strategy.values.value_context import ValueContext
 from daskdist.strategy.variables.read_copies import with_copies
+from daskdist.tensorflow_dataset import TensorFlowDataset
 
 _S = TypeVar("_S", bound="Strategy")
 
@@ -385,11 +386,10 @@ class Strategy(Viewed, Advised):
         Returns
         -------
         Dataset
-            A dataset with one element per row. In this process it references the arrays. On a cluster they are sent to
-            the workers once, now, in blocks of ``daskdist.split-bytes`` spread over the workers; they are in no graph
-            and not sent again, and later changes of the arrays have no effect. They stay there while the dataset, or
-            one derived from it, is in use and the strategy is open. Iterating over it without a strategy fetches them
-            block by block.
+            A dataset with one element per row, as a ``daskdist.data.Dataset``. In this process it references the
+            arrays. On a cluster they are sent to the workers once, now, in blocks of ``daskdist.split-bytes`` spread
+            over the workers; later changes of the arrays have no effect. They stay there while the dataset, or one
+            derived from it, is in use and the strategy is open. Without a strategy, iterating fetches block by block.
 
         Raises
         ------
@@ -411,7 +411,7 @@ class Strategy(Viewed, Advised):
         node = FromTensorSlices.of(numpy_input, operation="experimental_make_numpy_dataset")
         self._internals.recover()
         self._internals.backend.check_open("experimental_make_numpy_dataset")
-        return Dataset(self._internals.input.place(node))
+        return TensorFlowDataset(self._internals.input.place(node))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the values of all replicas along an axis, in replica order.

@@ -18,8 +18,8 @@ from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.tensorflow.dataset import TensorFlowDataset
 from daskdist.tensorflow.file_datasets import expand_filenames
+from daskdist.tensorflow_dataset import TensorFlowDataset
 
 _TYPES: Final = {"float32", "float64", "int32", "int64"}
 # The number of bytes of a file from which the number of columns is learned.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from daskdist.core.cardinality import AUTOTUNE
-from daskdist.tensorflow.dataset import TensorFlowDataset as Dataset
+from daskdist.tensorflow_dataset import TensorFlowDataset as Dataset
 
 Transformation = Callable[[Dataset], Dataset]
 _P = ParamSpec("_P")

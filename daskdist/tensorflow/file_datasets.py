@@ -17,7 +17,7 @@ from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.ops.read_files import ReadFiles, read_node
 from daskdist.storage.compression import compression_of
 from daskdist.storage.filesystem import Storage
-from daskdist.tensorflow.dataset import TensorFlowDataset
+from daskdist.tensorflow_dataset import TensorFlowDataset
 
 
 class _RecordDataset(TensorFlowDataset):

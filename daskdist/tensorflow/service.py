@@ -11,7 +11,7 @@ from daskdist.service.address import service_address
 from daskdist.service.registry import registered
 from daskdist.service.request import ServiceRequest
 from daskdist.service.signature import JOB_OPTIONS, TRAINER_OPTIONS, with_parameters
-from daskdist.tensorflow.dataset import TensorFlowDataset
+from daskdist.tensorflow_dataset import TensorFlowDataset
 
 
 @with_parameters(

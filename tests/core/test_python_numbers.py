@@ -163,3 +163,18 @@ def test_a_function_that_writes_into_its_state_spoils_no_other_pass():
         assert [row.tolist() for row in ds] == [[0.0, 0.0], [1.0, 1.0], [3.0, 3.0], [6.0, 6.0]]
     assert Dataset.range(4).reduce(initial, lambda s, x: add(s, x)[0]).tolist() == [6.0, 6.0]
     assert initial.tolist() == [0.0, 0.0]
+
+
+def test_datasets_of_numpy_arrays_and_of_records_have_the_numbers_of_tensorflow(two, tmp_path):
+    Dataset.from_list([b"a", b"b"]).to_tfrecord(tmp_path / "records")
+    sources = [
+        two.experimental_make_numpy_dataset(np.ones(3, np.float64)),
+        daskdist.read_tfrecord(tmp_path / "records"),
+    ]
+    for source in sources:
+        rows = source.map(lambda row: (1.5, 2, [3], 2**40, np.float64(1))).batch(2).skip(0)
+        dtypes = [str(leaf.dtype) for leaf in next(iter(rows))]
+        assert dtypes == ["float32", "int32", "int32", "int64", "float64"]
+    assert next(iter(sources[0])).dtype == np.float64
+    ours = sources[1].with_options(Options(python_numbers="numpy")).map(lambda row: 1.5)
+    assert next(iter(ours)).dtype == np.float64

@@ -195,6 +195,42 @@ def test_a_destination_of_another_strategy():
         mirrored(2).extended.broadcast_to(1, mirrored(3).replicas[2])
 
 
+def test_a_variable_as_the_destination(strategy):
+    extended, size = strategy.extended, strategy.num_replicas_in_sync
+    with strategy.scope():
+        weights, bias = daskdist.Variable(np.ones(2)), daskdist.Variable(1.0, synchronization="ON_READ")
+    gradients = PerReplica([np.full(2, k + 1.0) for k in range(size)])
+    total = size * (size + 1) / 2
+
+    def values(reduced):
+        return [np.asarray(part).tolist() for part in strategy.local_results(reduced)]
+
+    assert values(extended.reduce_to("SUM", gradients, weights)) == [[total] * 2] * size
+    pairs = [(gradients, weights), (PerReplica([2.0] * size), bias)]
+    first, second = extended.batch_reduce_to("MEAN", pairs)
+    assert values(first) == [[total / size] * 2] * size
+    assert values(second) == [2] * size
+    assert values(extended.broadcast_to(np.float64(3), weights)) == [3] * size
+
+    def merged(strategy, gradient):
+        (reduced,) = strategy.extended.batch_reduce_to("SUM", [(gradient, weights)])
+        strategy.extended.update(weights, lambda var, change: var.assign_sub(0.5 * change), args=(reduced,))
+
+    def step(gradient):
+        daskdist.get_replica_context().merge_call(merged, args=(gradient,))
+        return weights.read_value()
+
+    assert values(strategy.run(step, args=(gradients,))) == [[1 - total / 2] * 2] * size
+
+
+def test_a_variable_of_another_strategy_is_no_destination(strategy):
+    other = mirrored(1)
+    with other.scope():
+        made = daskdist.Variable(1.0, name="theirs")
+    with pytest.raises(errors.ArgumentError, match="theirs belongs to another strategy"):
+        strategy.extended.broadcast_to(1, made)
+
+
 # --- update and call_for_each_replica ---
 
 

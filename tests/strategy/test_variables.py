@@ -10,6 +10,7 @@ import weakref
 from functools import partial
 
 import numpy as np
+import optree
 import pytest
 from conftest import mirrored
 from variable_checks import copies, numbers, variable
@@ -223,7 +224,7 @@ def test_a_sum_of_whole_numbers_is_assigned_in_whole_parts(two):
     made.assign(0)
     made.load_state_dict(state)
     assert int(made) == 5
-    with pytest.raises(errors.ArgumentError, match="dtype float64, but the variable has int64"):
+    with pytest.raises(errors.ArgumentError, match="dtype float64, but the variable has int32"):
         made.assign(1.5)
     with pytest.raises(errors.ArgumentError, match=r"seen.assign: the value is str"):
         made.assign("x")
@@ -269,7 +270,7 @@ def test_results_of_steps_are_assigned_without_fetching(two):
 
 
 def test_calls_that_use_a_variable_are_made_in_their_order(two):
-    made = variable(two, 0.0, aggregation="MEAN")
+    made = variable(two, np.float64(0), aggregation="MEAN")
     seen = []
     for number in range(24):
         two.run(lambda number=number: made.assign(made * 2 + number))
@@ -287,7 +288,7 @@ def test_calls_that_use_a_variable_are_made_in_their_order(two):
 
 
 def test_functions_that_use_a_variable_are_made_in_their_order(two):
-    made = variable(two, 0.0, aggregation="MEAN")
+    made = variable(two, np.float64(0), aggregation="MEAN")
 
     @daskdist.function
     def doubled(number):
@@ -307,7 +308,7 @@ def test_functions_that_use_a_variable_are_made_in_their_order(two):
 
 
 def test_each_thread_of_the_program_has_its_order(two):
-    made = [variable(two, 0.0, aggregation="MEAN") for _ in range(3)]
+    made = [variable(two, np.float64(0), aggregation="MEAN") for _ in range(3)]
     seen = {}
 
     def use(thread):
@@ -461,9 +462,47 @@ def test_a_state_that_does_not_fit_is_refused(two):
 # --- bad input ---
 
 
-def test_a_variable_is_created_in_a_scope():
-    with pytest.raises(errors.ArgumentError, match="no strategy is current"):
-        Variable(0)
+def test_a_variable_without_a_scope_belongs_to_the_default_strategy(tmp_path):
+    epoch, weights = Variable(np.int64(0), name="epoch"), Variable(lambda: np.ones(3))
+    assert int(epoch.assign_add(1)) == int(epoch.numpy()) == 1
+    default = daskdist.get_strategy()
+    assert int(default.run(lambda: epoch.assign_add(4))) == 5
+    assert (weights + epoch).tolist() == [6, 6, 6]
+    daskdist.Checkpoint(epoch=epoch).save(tmp_path / "state")
+    epoch.assign(0)
+    daskdist.Checkpoint(epoch=epoch).restore(tmp_path / "state")
+    assert int(epoch) == 5
+    with pytest.raises(errors.ArgumentError, match="epoch: used on a replica of another strategy"):
+        mirrored(2).run(lambda: epoch.assign_add(1))
+    with default.scope():
+        assert int(Variable(3) + epoch) == 8
+
+
+def test_python_numbers_have_the_dtypes_of_tensorflow(two):
+    dtypes = {
+        "float32": [1.0, [1.0, 2.0], [[1], [2.5]], lambda: 1.5, {"a": 1.0}, (1.0, np.float32(2))],
+        "int32": [0, [1, 2], lambda: 7, -(2**31)],
+        "int64": [2**31, [1, 2**40], np.int64(3), np.arange(2)],
+        "float64": [np.float64(1), np.ones(2), {"a": np.ones(1)}],
+        "bool": [True, [True, False]],
+    }
+    for dtype, values in dtypes.items():
+        for value in values:
+            made = variable(two, value)
+            (part,) = {str(np.asarray(leaf).dtype) for leaf in optree.tree_leaves(two.local_results(made))}
+            assert part == dtype, f"{value!r}"
+    assert variable(two, 1, dtype=np.float64).dtype == np.float64
+    assert variable(two, [1, 2], dtype="int16").dtype == np.int16
+
+
+def test_an_integer_that_would_change_is_not_assigned(two):
+    made = variable(two, 5, name="count")
+    for value in (np.int64(2**31), np.uint32(2**31 + 7), np.int64(-(2**40))):
+        for assign in (made.assign, made.assign_add, lambda value: two.run(made.assign, (value,))):
+            with pytest.raises(errors.ArgumentError, match="does not fit into the variable's int32; create the"):
+                two.local_results(assign(value))
+    made.assign(np.int64(2**31 - 1))
+    assert copies(two, made) == [2**31 - 1] * 2
 
 
 def test_a_variable_cannot_be_created_on_a_replica(two):
@@ -538,7 +577,7 @@ def test_a_python_number_goes_wherever_it_fits(two):
     [
         ({"aggregation": "MAX"}, "'MAX' is not a VariableAggregation; give one of NONE, SUM, MEAN, ONLY_FIRST_REPLICA"),
         ({"synchronization": "NONE"}, "'NONE' is not a VariableSynchronization; give one of AUTO, ON_WRITE, ON_READ"),
-        ({"initial_value": 1, "aggregation": "MEAN"}, "aggregation MEAN of int64 would not be a whole number"),
+        ({"initial_value": 1, "aggregation": "MEAN"}, "aggregation MEAN of int32 would not be a whole number"),
         ({"initial_value": "x"}, "initial_value is str; give arrays and numbers"),
         ({"initial_value": Counter()}, "initial_value is Counter; give arrays and numbers"),
         ({"initial_value": Counter, "aggregation": "SUM"}, "aggregation SUM is for arrays, and the value is Counter"),

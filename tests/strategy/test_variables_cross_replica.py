@@ -204,7 +204,7 @@ def test_replicas_may_give_different_variables_to_merge_call(strategy, synchroni
     given = PerReplica(made) if size > 1 else made[0]
     # The program sees the same values as the function in cross-replica context.
     expected = str(strategy.local_results(given))
-    assert expected.startswith("({'n': np.float64(2.0)}")
+    assert expected.startswith("({'n': np.float32(2.0)}")
     assert set(strategy.local_results(strategy.run(lambda own: between(merged, own), args=(given,)))) == {expected}
 
 

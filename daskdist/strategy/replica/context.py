@@ -475,7 +475,17 @@ def is_free_for(strategy: Any) -> bool:
     return context is None or (type(context) is CrossReplicaScope and context.strategy is strategy)
 
 
-def current_scope_strategy() -> StrategyContract | None:
-    """Return the strategy of the current scope, if any."""
+_defaults: Final[list[Callable[[], StrategyContract]]] = []
+
+
+def set_default_strategy(make: Callable[[], StrategyContract]) -> None:
+    """Set what returns the strategy of a program without one."""
+    _defaults.append(make)
+
+
+def current_scope_strategy(*, or_default: bool = False) -> Any:
+    """Return the strategy of the current scope, if any; or the default one."""
     context = current_context.get()
-    return context.strategy if type(context) is CrossReplicaScope else None
+    if type(context) is CrossReplicaScope:
+        return context.strategy
+    return _defaults[-1]() if or_default else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import optree
 
 from daskdist.checkpoint.nests import as_numpy
 from daskdist.core.spec import TensorSpec
+from daskdist.core.structure import narrow_array
 from daskdist.devices import adopted, dtype_of, is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.strategy.values.variable_contract import VariableContract
@@ -87,8 +89,8 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, NUMBERS)
 
 
-def of_numbers(value: Any) -> Any:
-    """Return a list of Python numbers as an array, and any other value unchanged."""
+def of_numbers(value: Any, *, narrow: bool = False) -> Any:
+    """Return a list of Python numbers as an array, and any other value unchanged; ``narrow`` as in `as_array`."""
     if not isinstance(value, (list, tuple)) or not all(type(leaf) in NUMBERS for leaf in optree.tree_leaves(value)):
         return value
     try:
@@ -96,14 +98,18 @@ def of_numbers(value: Any) -> Any:
     except ValueError:
         # Rows of different lengths are a nest.
         return value
-    return array if array.dtype.kind in "biufc" else value
+    if array.dtype.kind not in "biufc":
+        return value
+    return narrow_array(value) if narrow else array
 
 
 def with_dtype(value: Any, dtype: Any) -> Any:
-    """Return a nest with its arrays cast to a dtype; unchanged if that is None."""
-    if dtype is None:
+    """Return a nest with its arrays cast to a dtype; if that is None, with Python numbers as int32 and float32."""
+    leaves = optree.tree_leaves(value, none_is_leaf=True)
+    if dtype is None and not (all(map(is_array, leaves)) and any(type(leaf) in (int, float) for leaf in leaves)):
         return value
-    return optree.tree_map(lambda leaf: np.asarray(leaf, dtype) if is_array(leaf) else leaf, value, none_is_leaf=True)
+    cast = narrow_array if dtype is None else partial(np.asarray, dtype=dtype)
+    return optree.tree_map(lambda leaf: cast(leaf) if is_array(leaf) else leaf, value, none_is_leaf=True)
 
 
 def leaves_like(layout: CopyLayout, value: Any, operation: str) -> list[Any]:
@@ -169,7 +175,20 @@ def check(operation: str, layout: CopyLayout, leaves: Sequence[Any]) -> None:
             info = np.iinfo(spec.dtype)
             if not info.min <= leaf <= info.max:
                 raise ArgumentError(f"{operation}: {leaf} does not fit into the variable's {spec.dtype}")
+        elif not is_there and not _fits(np.asarray(leaf), spec.dtype):
+            raise ArgumentError(
+                f"{operation}: a value of {value_spec.dtype} does not fit into the variable's {spec.dtype}; create the "
+                f"variable with dtype=np.{value_spec.dtype}"
+            )
         elif not np.can_cast(value_spec.dtype, spec.dtype, "same_kind"):
             raise ArgumentError(
                 f"{operation}: the value has dtype {value_spec.dtype}, but the variable has {spec.dtype}; cast it first"
             )
+
+
+def _fits(array: Any, dtype: np.dtype[Any]) -> bool:
+    # Casting integers to fewer bits would change those that are too large.
+    if not (array.size and array.dtype.kind in "iu" and dtype.kind in "iu") or np.can_cast(array.dtype, dtype):
+        return True
+    info = np.iinfo(dtype)
+    return bool(info.min <= array.min() and array.max() <= info.max)

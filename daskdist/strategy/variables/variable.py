@@ -58,8 +58,9 @@ _numbers: Final = itertools.count()
 class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     """A value that replicas keep between calls; each replica has a copy in its process.
 
-    It is created in a ``with strategy.scope()`` block. The program uses it, and so do functions that the strategy runs,
-    as a captured variable or an argument.
+    It is created in a ``with strategy.scope()`` block, or else belongs to the default strategy, which has one replica
+    in this process (`get_strategy`). The program uses it, and so do functions that the strategy runs, as a captured
+    variable or an argument.
 
     Parameters
     ----------
@@ -73,7 +74,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     name
         The name in messages; generated if None.
     dtype
-        The dtype of the arrays; that of the initial value if None.
+        The dtype of the arrays. If None, that of the initial value; Python numbers are int32, or int64 if they do not
+        fit, and float32, as in TensorFlow.
     synchronization
         A `VariableSynchronization` or its name.
     aggregation
@@ -82,8 +84,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     Raises
     ------
     ArgumentError
-        No strategy is current, the mean of integers is requested, or the value is an object that is not created by a
-        function.
+        The mean of integers is requested, or the value is an object that is not created by a function.
     RuntimeError
         A replica creates it, in a function that is run.
 
@@ -119,8 +120,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     3.0
     """
 
-    # None for a variable on a worker.
-    _strategy: StrategyContract | None = None
+    _strategy: StrategyContract | None = None  # None for a variable on a worker.
     trainable = True
 
     def __init__(
@@ -152,9 +152,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
                 f"{self.name}: created by replica {replica.replica_id_in_sync_group}, in the function that it runs; "
                 "create it before, in a `with strategy.scope():` block, and use it there"
             )
-        strategy = current_scope_strategy()
-        if strategy is None:
-            raise ArgumentError(f"{self.name}: no strategy is current; create it in a `with strategy.scope():` block")
+        strategy: StrategyContract = current_scope_strategy(or_default=True)
         if not internals_of(strategy).merge_calls.makes_variables:
             raise RuntimeError(
                 f"{self.name}: created on a worker, in a function of merge_call; create it before, in the program"
@@ -176,7 +174,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
                         f"{layout.kind or 'arrays'} on replica {number}"
                     )
         else:
-            value = with_dtype(of_numbers(self._plain(initial_value)), dtype)
+            value = with_dtype(of_numbers(self._plain(initial_value), narrow=dtype is None), dtype)
             self._layout = CopyLayout.of(value)
             if self._layout.treespec is None:
                 raise ArgumentError(

@@ -19,6 +19,8 @@ class _TensorFlowDatasetType(DatasetType):
 class TensorFlowDataset(Dataset, metaclass=_TensorFlowDatasetType):
     """A `Dataset` in which Python's own numbers are int32 and float32, as in TensorFlow: ``daskdist.data.Dataset``.
 
+    `Strategy.experimental_make_numpy_dataset` and `read_tfrecord` return such datasets, too.
+
     An integer that needs more than 32 bits is int64. Methods of such a dataset return datasets of this class; a
     constructor for several datasets, such as `zip`, returns its own class.
     ``Options(python_numbers="numpy")`` makes the numbers int64 and float64.
