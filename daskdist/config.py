@@ -62,6 +62,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     # connections of its own, which are neither encrypted nor authenticated: on a cluster with TLS, true is an error,
     # and "insecure" allows them.
     "nccl": False,
+    # Whether CPUs stand in for the GPUs that a program names and this machine lacks, with a warning, so that programs
+    # for GPUs can be tried on any machine; otherwise that is an error.
+    "devices": {"cpu-stand-in": False},
     # Seconds to wait. `connect`: for a scheduler to answer a new connection; `workers`: for its first worker;
     # `scheduler`: for a scheduler to answer a request; `collective`: for all replicas to join a collective call.
     # `data`: the time that reading, one call of a dataset's function, or one element of a generator may take while it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -16,10 +17,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from daskdist.config import setting
 from daskdist.core.selection.permutation import Permutation
 from daskdist.devices.device_names import kind_and_index
 from daskdist.errors import ArgumentError, UnknownDeviceError
 
+logger: Final = logging.getLogger("daskdist")
 # Kind -> import path, and the library of its arrays.
 KINDS: Final = {
     "CPU": ("daskdist.devices.cpu:CpuDevice", "numpy"),
@@ -343,6 +346,34 @@ def check_present(devices: Sequence[Device]) -> None:
     for device in devices:
         if why := device.missing():
             raise UnknownDeviceError(f"{name_of(device)!r} cannot be used here: {why}")
+
+
+def usable(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Return devices that can be used in this process, with CPUs for missing ones if ``devices.cpu-stand-in`` is set.
+
+    Raises
+    ------
+    UnknownDeviceError
+        A device cannot be used; the message gives the reason and remedies.
+    """
+    missing = [name_of(device) for device in devices if device.missing()]
+    if not missing:
+        return tuple(devices)
+    taken = {device.index for device in devices if device.is_host}
+    numbers = iter(sorted(set(range(len(devices))) - taken))
+    chosen = [_class_of("CPU")(next(numbers)) if name_of(device) in missing else device for device in devices]
+    names = [name_of(device) for device in chosen]
+    if setting("devices.cpu-stand-in"):
+        logger.warning("%s cannot be used here; the replicas are on %s", ", ".join(missing), ", ".join(names))
+        return tuple(chosen)
+    try:
+        check_present(devices)
+    except UnknownDeviceError as error:
+        raise UnknownDeviceError(
+            f"{error}. For replicas on CPUs write {names}, or set daskdist.devices.cpu-stand-in to true, which lets "
+            "CPUs stand in for missing devices"
+        ) from None
+    return tuple(devices)
 
 
 def present() -> tuple[Device, ...]:

@@ -24,9 +24,11 @@ def decide(sharding_input: ShardingInput) -> Decision:
         decision = Decision(AutoShardPolicy.DATA, f"by file, {reason}", is_costly=True, advice=advice)
     elif sharding_input.cuts and _is_file(_without_cuts(sharding_input)):
         decision = _changed(sharding_input, decision)
-    if decision.policy is AutoShardPolicy.FILE or not decision.is_costly:
+    if decision.policy is AutoShardPolicy.FILE:
         return replace(decision, advice="")
-    return replace(decision, advice=f"{decision.advice}, or {_MEANT}" if decision.advice else f"U{_MEANT[1:]}")
+    # One pipeline reads for all workers, which those who expect a share of the files for each should know.
+    advice = f"{decision.advice}, or {_MEANT}" if decision.advice else f"U{_MEANT[1:]}"
+    return replace(decision, is_costly=True, advice=advice)
 
 
 def _without_cuts(sharding_input: ShardingInput) -> ShardingInput:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from daskdist.devices import check_present, name_of, present
 from daskdist.devices import devices as find_devices
+from daskdist.devices import name_of, present, usable
 from daskdist.display.missing_arguments import advises
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.input_backend import LocalInput
@@ -22,7 +22,8 @@ class MirroredStrategy(Strategy):
     ----------
     devices
         The names of the devices, such as ``["CPU:0", "CPU:1"]`` or ``["GPU:0"]``. If None or empty, all GPUs that this
-        process sees, as listed by `list_devices`, or one CPU if it sees none.
+        process sees, as listed by `list_devices`, or one CPU if it sees none. With the setting
+        ``daskdist.devices.cpu-stand-in``, CPUs stand in for GPUs that are named and missing, with a warning.
 
     Raises
     ------
@@ -42,8 +43,7 @@ class MirroredStrategy(Strategy):
 
     @advises("MirroredStrategy")
     def __init__(self, devices: Sequence[str] | None = None) -> None:
-        placed_on = find_devices(devices) if devices else present() or find_devices("CPU:0")
-        check_present(placed_on)
+        placed_on = usable(find_devices(devices) if devices else present() or find_devices("CPU:0"))
         group = ReplicaGroup(new_token(), tuple([Replica(None, name_of(device)) for device in placed_on]))
         super().__init__(
             group, LocalBackend(weakref.ref(self), group.replicas, VariableStore(group.token)), LocalInput()

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import dask
 import numpy as np
 import pytest
 from conftest import TESTS
 from strict_device import StrictDevice, StrictStream
 
 import daskdist
-from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
+from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
 from daskdist.core.selection.permutation import Permutation
 from daskdist.devices import cuda_streams, nccl, nvidia, present
 from daskdist.devices import cupy as cupy_device
@@ -113,7 +114,7 @@ def with_cupy(monkeypatch):
 NO_DRIVER = "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
 CASES = {
     "not installed": (None, 0, ["CuPy is not installed", r"daskdist\[cuda13\]", r"daskdist\[cuda12\]"]),
-    "not installed, driver of 12": (None, 12040, [r"CuPy is not installed; pip install 'daskdist\[cuda12\]'$"]),
+    "not installed, driver of 12": (None, 12040, [r"CuPy is not installed; pip install 'daskdist\[cuda12\]'\. For "]),
     "no driver": (
         cupy_that(NO_DRIVER),
         0,
@@ -141,6 +142,21 @@ def test_a_missing_gpu_is_an_error_with_the_reason(case, with_cupy, monkeypatch)
         with pytest.raises(UnknownDeviceError, match=f"^'GPU:7' cannot be used here: .*{words}"):
             MirroredStrategy(["CPU:0", "GPU:7"])
     assert len(present()) == CupyDevice.num_present() == (cupy_device._present()[0])
+
+
+def test_cpus_stand_in_for_missing_gpus_if_a_setting_says_so(with_cupy, caplog):
+    with_cupy(cupy_that("cudaErrorNoDevice"), 13000)
+    with pytest.raises(UnknownDeviceError, match=r"write \['CPU:0', 'CPU:1'\], or set daskdist.devices.cpu-stand-in"):
+        MirroredStrategy(["GPU:0", "GPU:1"])
+    assert "cannot be used" not in caplog.text
+    with dask.config.set({"daskdist.devices.cpu-stand-in": True}):
+        strategy = MirroredStrategy(["GPU:1", "CPU:0", "/gpu:0"])
+        assert [replica.device for replica in strategy.replicas] == ["CPU:1", "CPU:0", "CPU:2"]
+        assert "GPU:1, GPU:0 cannot be used here; the replicas are on CPU:1, CPU:0, CPU:2" in caplog.text
+        (step,) = strategy.distribute_dataset(Dataset.range(6).batch(6))
+        assert [part.tolist() for part in strategy.local_results(step)] == [[0, 1], [2, 3], [4, 5]]
+        with pytest.raises(UnknownDeviceError, match="are one device"):
+            MirroredStrategy(["GPU:0", "/gpu:0"])
 
 
 NO_COMPILER = 'Failure finding "libnvrtc.so.13": No such file:\n libnvrtc.so.13'

@@ -484,8 +484,8 @@ def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
     ("shape", "level", "words"),
     [
         ("interleave", "INFO", "sharding by FILE: 5 files that interleave reads for 2 workers"),
-        ("range", "INFO", "sharding by DATA: range reads no files"),
-        ("split", "INFO", "sharding by DATA: split goes by the numbers of all rows"),
+        ("range", "WARNING", "sharding by DATA: range reads no files"),
+        ("split", "WARNING", "sharding by DATA: split goes by the numbers of all rows"),
         ("take", "WARNING", "To shard by file, apply take to the names of the files"),
         ("zip-other-files", "WARNING", "Write both as files with the same numbers of rows"),
         ("zip-range", "WARNING", "Write its elements to files too"),
@@ -502,7 +502,7 @@ def test_auto_logs_its_advice_once(on_cluster, files, caplog, shape, level, word
     assert words in record.getMessage()
     assert words.removeprefix("sharding by FILE: ").removeprefix("sharding by DATA: ") in explained
     if level == "WARNING":
-        assert "use AutoShardPolicy.DATA to confirm that this is intended" in record.getMessage()
+        assert "se AutoShardPolicy.DATA to confirm that this is intended" in record.getMessage()
         # A program that confirms the choice is not warned again.
         caplog.clear()
         with caplog.at_level(logging.DEBUG, "daskdist"):
