@@ -46,9 +46,9 @@ def read_zarr(store: Paths, arrays: Any = None, *, storage_options: StorageOptio
     several arrays a split ends where chunks of all end; if such places are more than 4 splits apart, a chunk that two
     splits share is kept for the second, up to 4 times ``split-bytes``, and decoded again if other processes read the
     splits. A missing chunk has the fill value, as in Zarr. Text is NumPy's ``StringDType``, variable-length bytes are
-        objects, and structured dtypes are dicts by field. Fixed-width text and bytes may be of other widths in other
+    objects, and structured dtypes are dicts by field. Fixed-width text and bytes may be of other widths in other
     stores: ``element_spec`` has the width of the first.
-    
+
     Attributes of the CF conventions (``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``,
     ``_Unsigned``, ``units`` such as "days since 2000-01-01") are not applied: elements have the stored values, and a
     warning is logged. ``Dataset.from_dask(xarray.open_zarr(store))`` applies them.
