@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from daskdist.execute.caller import Handle
@@ -127,6 +127,10 @@ class Recovery(Protocol):
         """
         ...
 
+    def waits_for_replacement(self, lost: Collection[str]) -> Iterator[float]:
+        """Yield seconds to wait between attempts of `with_replacements`, while Dask may start lost workers again."""
+        ...
+
 
 class CallRepetition(Protocol):
     """The interface that repeats calls which failed because of a lost worker."""
@@ -137,6 +141,10 @@ class CallRepetition(Protocol):
 
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again, as a worker is lost; None if there is none."""
+        ...
+
+    def lost_once(self) -> Collection[str]:
+        """Return the workers that were lost with calls that are to be made again, and were made once."""
         ...
 
     def make_again(self, group: ReplicaGroup) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -106,10 +107,16 @@ class StrategyInternals:
     def take_replacements(self) -> None:
         """Give replicas to workers that can take the places of lost ones, or further ones, before a pass."""
         self.recover_soon()
-        variables = self._variables_now()
+        self._grow()
+
+    def _can_grow(self) -> bool:
         # Objects of a replica may have parts in common, and so cannot be copied separately.
-        if any(layout_of(variable).treespec is None for variable in variables) or not self.group.grow():
-            return
+        return all(layout_of(variable).treespec is not None for variable in self._variables_now())
+
+    def _grow(self) -> bool:
+        variables = self._variables_now()
+        if not self._can_grow() or not self.group.grow():
+            return False
         strategy: Any = self._strategy()
         while True:
             group = self.group.now
@@ -118,11 +125,24 @@ class StrategyInternals:
                     joined = [self.call_each(1, RECOVERY, join_on_replica, variable) for variable in variables]
                     for (outcome,) in joined:
                         strategy.local_results(outcome)
-                return
+                return True
             except (ClusterError, CollectiveError):
                 self.recover_soon()
                 if self.group.now is group:
                     raise
+
+    def spare_last(self, lost: Collection[str]) -> bool:
+        """Return whether a call may be made again that was being made when workers were lost.
+
+        If one is left, wait for a lost one that Dask starts again; return False if none comes.
+        """
+        if not lost or len(self.group.now.workers) > 1:
+            return True
+        for within_s in self.backend.recovery.waits_for_replacement(lost) if self._can_grow() else ():
+            if self._grow():
+                return True
+            time.sleep(within_s)
+        return False
 
     def replicas_left(self) -> tuple[Replica, ...]:
         """Return the replicas, without those that are known to be lost."""
@@ -165,6 +185,7 @@ class StrategyInternals:
     def _align(self, some_remain: bool) -> None:
         if some_remain:
             self._align_variables()
+            self.spare_last(self.backend.repetition.lost_once())
         # Without any earlier replica, variables have no values until they are assigned.
         self.backend.repetition.make_again(self.group.now)
 

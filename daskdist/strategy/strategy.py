@@ -270,8 +270,8 @@ class Strategy(Viewed, Advised):
             handles, leaves, structure = self._call(fn, args, kwargs)
         else:
             most = whole_number("run", "restart", restart, at_least=0)
-            call, backend = partial(self._call, fn, args, kwargs), self._internals.backend
-            handles, leaves, structure = call_with_restarts(backend, call, most)
+            call = partial(self._call, fn, args, kwargs)
+            handles, leaves, structure = call_with_restarts(self._internals, call, most)
         results = self._internals.returned.of_run(fn, handles, structure)
         if True in [type(leaf) is PerReplica and is_uneven(leaf) for leaf in leaves]:
             mark_uneven(optree.tree_leaves(results))

@@ -9,11 +9,11 @@ import signal
 import dask
 import numpy as np
 import pytest
-from conftest import eventually, new_cluster
+from conftest import eventually, never_restart_workers, new_cluster
 from distributed import Event, get_worker
 from distributed.scheduler import KilledWorker
 
-from daskdist import Dataset, MultiWorkerMirroredStrategy, errors, function
+from daskdist import Dataset, MultiWorkerMirroredStrategy, Variable, errors, function
 from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.replica.contract import internals_of
 
@@ -41,6 +41,13 @@ def client():
 def strategy(client):
     eventually(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 3)
     with MultiWorkerMirroredStrategy(client) as opened:
+        yield opened
+
+
+@pytest.fixture
+def strategy_beside_tasks():
+    """Return a strategy on three workers; tasks that happen to run beside losses are made again, as by default."""
+    with new_cluster(3) as started, MultiWorkerMirroredStrategy(started) as opened:
         yield opened
 
 
@@ -117,7 +124,7 @@ def ends_its_process(batch):
 
 
 @pytest.mark.parametrize("way", ["each looked at", "all at the end", "in a function"])
-def test_a_step_that_ends_each_worker_is_named_when_none_is_left(strategy, way):
+def test_a_step_that_ends_each_worker_is_not_made_on_the_last(strategy, way):
     def visit_at_the_end():
         steps = strategy.distribute_dataset(Dataset.range(ROWS).batch(24))
         values = [strategy.run(ends_its_process, args=(batch,)) for batch in steps]
@@ -132,12 +139,71 @@ def test_a_step_that_ends_each_worker_is_named_when_none_is_left(strategy, way):
         "in a function": function(visit_at_the_end),
     }
     with pytest.raises(
-        errors.RepeatedLossError, match=rf"^run-ends_its_process in step {BAD_STEP} .*; no worker is left"
+        errors.RepeatedLossError, match=rf"^run-ends_its_process in step {BAD_STEP} .*; it is not made on the last"
     ):
         ways[way]()
+    assert len(strategy.workers) == 1
+    # The strategy continues, and at the next pass with the workers that were restarted.
+    assert visit(strategy, Dataset.range(BAD), ends_its_process) == [*range(BAD)]
+    eventually(lambda: visit(strategy, Dataset.range(3)) == [0, 1, 2] and len(strategy.workers) == 3)
 
 
-def test_workers_that_are_lost_at_different_steps_end_no_pass(strategy, tmp_path):
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_any_number_of_workers_outlives_a_step_that_ends_each(num_workers, tmp_path):
+    def step(batch, total):
+        (tmp_path / f"{os.getpid()}").touch()
+        if BAD in batch:
+            os._exit(1)
+        total.assign_add(np.float64(len(batch)))
+        return batch
+
+    with new_cluster(num_workers) as own_client, MultiWorkerMirroredStrategy(own_client) as strategy:
+        with strategy.scope():
+            total = Variable(0.0, aggregation="SUM")
+        rows = []
+
+        def train(num_rows):
+            for batch in strategy.distribute_dataset(Dataset.range(num_rows).batch(24)):
+                rows.extend(np.concatenate(strategy.local_results(strategy.run(step, args=(batch, total)))).tolist())
+
+        with pytest.raises(errors.RepeatedLossError, match=rf"run-step in step {BAD_STEP} .* not made on the last"):
+            train(ROWS)
+        # All earlier steps were made once, and one worker has never ended.
+        assert rows == [*range(24 * (BAD_STEP - 1))]
+        assert int(total) == len(rows)
+        ended = {path.name for path in tmp_path.iterdir()} - {str(pid) for pid in own_client.run(os.getpid).values()}
+        assert len(strategy.workers) == 1
+        assert len(ended) >= num_workers - 1
+        eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == num_workers)
+        train(BAD)
+        assert len(strategy.workers) == num_workers
+        assert int(total) == len(rows)
+
+
+@pytest.mark.parametrize("restarts_workers", [True, False])
+def test_a_loop_that_ends_each_worker_is_not_made_on_the_last(tmp_path, restarts_workers):
+    def loop(batches):
+        with (tmp_path / "begun").open("a") as file:
+            file.write("b")
+        for batch in batches:
+            if BAD in batch:
+                os._exit(1)
+
+    with new_cluster(3) as own_client, MultiWorkerMirroredStrategy(own_client) as strategy:
+        steps = strategy.distribute_dataset(Dataset.range(ROWS).batch(24))
+        if not restarts_workers:
+            never_restart_workers(own_client)
+        # With restarted workers, as often as asked for.
+        expected = errors.ClusterError if restarts_workers else errors.RepeatedLossError
+        with pytest.raises(expected, match="lost"):
+            strategy.run(loop, args=(steps,), restart=3)
+        assert strategy.local_results(strategy.run(lambda: 1)) == (1,) * len(strategy.workers)
+        assert strategy.workers
+
+
+def test_workers_that_are_lost_at_different_steps_end_no_pass(strategy_beside_tasks, tmp_path):
+    strategy = strategy_beside_tasks
+
     def step(batch, number, lost):
         killed = tmp_path / str(number)
         if number in lost and get_worker().address == lost[number] and not killed.exists():
@@ -151,10 +217,12 @@ def test_workers_that_are_lost_at_different_steps_end_no_pass(strategy, tmp_path
             rows.append(strategy.run(step, args=(batch, number, lost)))
         rows = [part for values in rows for part in strategy.local_results(values)]
     assert np.concatenate(rows).tolist() == [*range(ROWS)]
-    assert len(strategy.workers) == 1
+    assert not {*lost.values()} & {*strategy.workers}
 
 
-def test_workers_that_are_lost_together_are_one_loss(strategy, tmp_path):
+def test_workers_that_are_lost_together_are_one_loss(strategy_beside_tasks, tmp_path):
+    strategy = strategy_beside_tasks
+
     def step(batch, number, lost):
         worker = get_worker().address
         there = tmp_path / f"{worker.rpartition(':')[2]}"
@@ -170,7 +238,8 @@ def test_workers_that_are_lost_together_are_one_loss(strategy, tmp_path):
             rows.append(strategy.run(step, args=(batch, number, lost)))
         rows = [part for values in rows for part in strategy.local_results(values)]
     assert np.concatenate(rows).tolist() == [*range(ROWS)]
-    assert len(strategy.workers) == 1
+    # The step might have ended the last worker too, so it was made again only when another one was back.
+    assert len(strategy.workers) > 1
 
 
 def test_a_pass_ends_where_each_attempt_of_a_task_ended_a_worker(strategy):

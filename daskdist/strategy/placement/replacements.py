@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Final
@@ -76,11 +76,17 @@ class Replacements:
         self._num_workers, self._num_replicas = len(connected), len(group.replicas)
         # The address of each worker that ever took part, with the local directory of the last one, which identifies it.
         self._known: dict[str, str] = {}
+        # The address of the process that restarts each of them, if Dask started one.
+        self._nannies: dict[str, str | None] = {}
         self._note(group.workers, connected)
 
     def are_needed(self, present: Sequence[str]) -> bool:
         """Return whether a place is free, or further workers may take part."""
         return self._is_elastic or any(place.worker not in present for place in self._places)
+
+    def nannies(self, workers: Iterable[str]) -> list[str]:
+        """Return the addresses of the processes that restart workers, as far as there are some."""
+        return [nanny for worker in workers if (nanny := self._nannies.get(worker)) is not None]
 
     def take(self, present: Sequence[str], connected: Mapping[str, Mapping[str, Any]]) -> list[Replica]:
         """Give the free places to workers, and further places if possible; return their replicas."""
@@ -172,7 +178,9 @@ class Replacements:
         ]
 
     def _note(self, workers: Sequence[str], connected: Mapping[str, Mapping[str, Any]]) -> None:
-        self._known.update((worker, connected[worker]["local_directory"]) for worker in workers if worker in connected)
+        for worker in filter(connected.__contains__, workers):
+            self._known[worker] = connected[worker]["local_directory"]
+            self._nannies[worker] = connected[worker].get("nanny")
 
     def _is_restarted(self, name: Any, place: _Place) -> bool:
         return bool(name == place.name)

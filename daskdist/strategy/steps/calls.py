@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -224,10 +224,10 @@ def workers_in(handles: Sequence[Any]) -> Sequence[str]:
 
 
 def note_lost(records: Iterable[Record], worker: str) -> None:
-    """Record the loss of a worker in the calls that it was making: the first unfinished one of each replica.
+    """Record the loss of a worker in the calls that it may have been making: the first two of each replica.
 
-    A worker reports the end of a call some milliseconds later if further calls follow. So the recorded call may be the
-    one before the call that had just begun.
+    A worker reports the end of a call some milliseconds later if further calls follow. So the first unfinished call may
+    be the one before the call that had just begun.
 
     Parameters
     ----------
@@ -236,7 +236,8 @@ def note_lost(records: Iterable[Record], worker: str) -> None:
     worker
         The worker's address.
     """
-    places: set[int] = set()
+    # The number of calls so far in which each replica was recorded.
+    places: Counter[int] = Counter()
     is_first = True
     for record in records:
         not_over = {
@@ -246,11 +247,11 @@ def note_lost(records: Iterable[Record], worker: str) -> None:
         }
         is_of_replicas = record.function is not None
         # Reductions are made at the same time as calls on replicas, and mostly wait for those.
-        if not_over and (is_first or (is_of_replicas and not not_over <= places)):
+        if not_over and (is_first or (is_of_replicas and any(places[place] < 2 for place in not_over))):
             record.lost += (worker,)
             is_first = False
         if is_of_replicas:
-            places |= not_over
+            places.update(not_over)
 
 
 def futures_in(needs: Any) -> list[Future]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daskdist.errors import ClusterError
@@ -48,6 +48,14 @@ class NoRecovery:
     def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
         """Return the group."""
         return group
+
+    def waits_for_replacement(self, lost: Collection[str]) -> Iterator[float]:
+        """Yield nothing, as replicas of this process cannot be lost."""
+        return iter(())
+
+    def lost_once(self) -> Collection[str]:
+        """Return none, as replicas of this process cannot be lost."""
+        return ()
 
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
         """Ignore the function."""

@@ -155,8 +155,8 @@ class StreamSet:
                 self._streams[address].append("group", group)
         self.flush()
 
-    def end_waiting_for(self, lost: Sequence[str]) -> None:
-        """End all waiting for workers that are lost."""
+    def end_waiting_for(self, lost: Sequence[str], *, notes: bool = True) -> None:
+        """End all waiting for workers that are lost; it ``notes`` the calls that they were making."""
         error = ClusterError(f"lost {', '.join(lost)}, which a call needs; {self.live_workers.advice}")
         why = Failed(Failure.of(root_cause(self.client, error)), None)
         with self.lock:
@@ -165,13 +165,15 @@ class StreamSet:
                     stream.append("lost", list(lost), why, "it has left the cluster")
                 elif address in lost:
                     # The scheduler has dropped the worker, which may still be running.
+                    if notes:
+                        note_lost(list(self._under_way.values()), address)
                     self._fail_calls(address, why)
         self._wake()
         self.flush()
 
     def abandon(self, lost: Sequence[str]) -> None:
         """Close the streams to workers that are lost, and end the calls that need them."""
-        self.end_waiting_for(lost)
+        self.end_waiting_for(lost, notes=False)
         self._loop.call_soon_threadsafe(close_all, [self._streams[address] for address in self._streams.keys() & lost])
         self.failures.forget_lost(next(self._numbers))
 

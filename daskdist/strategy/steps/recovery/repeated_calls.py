@@ -78,7 +78,11 @@ class RepeatedCalls:
         records = [record for record, _, _ in calls]
         if calls:
             self.num_made_again += 1
-            if error := self._repeated_loss(records, dask.config.get(MOST_LOSSES)):
+            # A call that was being made at two losses is not made on the last worker.
+            most, rest = dask.config.get(MOST_LOSSES), ""
+            if len(self.streams.live_workers.present) == 1:
+                most, rest = min(most, 1), "; it is not made on the last worker, with which the strategy continues"
+            if error := self._repeated_loss(records, most, rest):
                 self._fail(records, error)
                 return
             logger.warning("making %d calls again, which failed with the loss", len(calls))
@@ -94,6 +98,12 @@ class RepeatedCalls:
                     raise self.streams.lost_error(lost) from error
                 self._fail(records[number:], _not_made_again(f"{logged[0].name}: {error}"))
                 return
+
+    def lost_once(self) -> set[str]:
+        """Return the workers that were lost with calls that are to be made again, and were made once."""
+        records = [record for record, _, _ in self._log.calls_to_make_again(self.streams.is_there)]
+        once = [record for record in records if record.losses.num_losses + bool(record.lost) == 1]
+        return {worker for record in once for worker in (*record.losses.workers, *record.lost)}
 
     def fail_repeated_losses(self) -> None:
         """Fail the calls if one of them ended several workers, when no worker is left."""

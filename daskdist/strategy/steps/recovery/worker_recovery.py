@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from distributed import Client
 
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import closed_error, run_on_scheduler, run_on_workers
-from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
+from daskdist.execute.callers.live_workers import LiveWorkers, answers, cancel_lost_tasks
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.placement.replacements import Replacements
@@ -23,6 +23,7 @@ from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install
 from daskdist.strategy.steps.sending.sent_objects import SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
+from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -189,6 +190,15 @@ class WorkerRecovery:
         note_in_use(client, group.token, more.workers)
         logger.warning("%s takes part; there are %d replicas now", ", ".join(workers), len(more.replicas))
         return more
+
+    def waits_for_replacement(self, lost: Collection[str]) -> Iterator[float]:
+        """Yield seconds to wait between attempts to replace lost workers, while Dask may start them again."""
+        waited_for = f"a worker in the place of {', '.join(lost)}"
+        with contextlib.suppress(Exception):
+            for within_s in wait_intervals(waited_for, "timeouts.workers", _LOOK_EVERY_S):
+                if self.streams.lost() or not run_on_scheduler(self.client, answers, self.replacements.nannies(lost)):
+                    return
+                yield within_s
 
     def _open(self, group: ReplicaGroup, workers: Sequence[str]) -> None:
         # Open streams to workers that were chosen.
