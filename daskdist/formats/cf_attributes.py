@@ -27,14 +27,14 @@ def not_applied(attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[str
     ['scale_factor=0.1']
     """
     names = [*_FILL_VALUES, *_NEUTRAL, "units", "dtype", *(["_Unsigned"] if dtype.kind in "iu" else [])]
-    found = {name: _plain(attributes[name]) for name in names if name in attributes}
-    return [f"{name}={value!r:.60}" for name, value in found.items() if _changes_values(name, value)]
+    values = {name: _plain(attributes[name]) for name in names if name in attributes}
+    return [f"{name}={value!r:.60}" for name, value in values.items() if _changes_values(name, value)]
 
 
 def warn(attributes_by_array: Mapping[str, list[str]], path: str, opener: str) -> None:
     """Log that attributes of arrays are not applied; ``opener`` is the function of xarray that applies them."""
-    found = {name: attributes for name, attributes in attributes_by_array.items() if attributes}
-    named = [" ".join([repr(name)] * bool(name) + [", ".join(attributes)]) for name, attributes in found.items()]
+    by_array = {name: attributes for name, attributes in attributes_by_array.items() if attributes}
+    named = [" ".join([repr(name)] * bool(name) + [", ".join(attributes)]) for name, attributes in by_array.items()]
     if named:
         logger.warning(
             "%s: attributes of the CF conventions are not applied, so elements have the stored values: %s; "

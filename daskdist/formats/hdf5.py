@@ -155,8 +155,8 @@ class Hdf5(RangeReader):
             arrays = StoredArrays.of(columns, lambda name: _stored(file[name], name, path, version.num_bytes), path)
             if first is None:
                 names = [stored.name for stored in arrays.stored]
-                found = {name: cf_attributes.not_applied(file[name].attrs, file[name].dtype) for name in names}
-                cf_attributes.warn(found, path, "open_dataset")
+                attributes = {name: cf_attributes.not_applied(file[name].attrs, file[name].dtype) for name in names}
+                cf_attributes.warn(attributes, path, "open_dataset")
             places = {name: None if is_remote(path) else _place(file[name], file, version) for name in columns.names}
             return version, arrays, places
 
