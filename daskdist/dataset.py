@@ -315,8 +315,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         generator
             A function of ``args`` that returns an iterable; it is called for each pass.
         output_signature
-            The spec of every element, a nest of `TensorSpec`; Python numbers are converted to its dtypes. If it is
-            missing, the message of the error has that of the first element.
+            The spec of every element, a nest of `TensorSpec`; ``TensorSpec(None, dtype)`` has any number of axes.
+            Numbers are converted to its dtypes if no integer changes, and text to text of any length. If it is missing,
+            the message of the error has that of the first element.
 
         Raises
         ------

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
-from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
+from daskdist.core.spec import AnyRankSpec, DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
 from daskdist.core.structure import FIXED_SIZE_KINDS, TEXT, Structure
 from daskdist.errors import ArgumentError
 
@@ -29,8 +29,10 @@ MOST_DEPTH: Final = 100
 
 Path = tuple[Any, ...]
 
+_ANY_RANK: Final = "tensor of any rank"
 _SPECS: Final[dict[str, type[TensorSpec]]] = {
     "tensor": TensorSpec,
+    _ANY_RANK: AnyRankSpec,
     "ragged": RaggedTensorSpec,
     "row of ragged": RaggedRowSpec,
 }
@@ -107,7 +109,7 @@ def spec_to_json(spec: ElementSpec) -> Any:
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
         if isinstance(leaf, DatasetSpec):
             raise ArgumentError(no_dataset(path))
-        leaves.append([kinds[type(leaf)], list(leaf.shape), dtype_to_json(leaf.dtype), leaf.name])
+        leaves.append([kinds[type(leaf)], list(leaf.shape or ()), dtype_to_json(leaf.dtype), leaf.name])
     return {"structure": structure_to_json(spec.structure), "leaves": leaves}
 
 
@@ -119,11 +121,15 @@ def no_dataset(path: str) -> str:
     )
 
 
+def _spec(kind: str, shape: Any, dtype: np.dtype[Any], name: str | None) -> TensorSpec:
+    return AnyRankSpec(dtype=dtype, name=name) if kind == _ANY_RANK else _SPECS[kind](shape, dtype, name)
+
+
 def spec_from_json(content: Any) -> ElementSpec:
     """Decode a spec that `spec_to_json` encoded."""
     structure = structure_from_json(content["structure"])
     leaves = tuple(
-        _SPECS[kind](tuple(shape), dtype_from_json(dtype), None if name is None else typed(name, str))
+        _spec(kind, tuple(shape), dtype_from_json(dtype), None if name is None else typed(name, str))
         for kind, shape, dtype, name in content["leaves"]
     )
     if len(leaves) != structure.num_leaves:

@@ -13,6 +13,7 @@ import numpy as np
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
 from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array, common_dtype, is_plain, spec_of_nested
+from daskdist.core.to_numpy import without_loss
 from daskdist.errors import ArgumentError, UserFunctionError
 
 Shape = tuple[int | None, ...]
@@ -29,7 +30,8 @@ class TensorSpec:
     Parameters
     ----------
     shape
-        The length of each axis; None if it varies or is unknown.
+        The length of each axis; None if it varies or is unknown. None instead of a shape is an `AnyRankSpec`, of
+        arrays with any number of axes.
     dtype
         Anything that NumPy accepts as a dtype; ``str`` is text of any length.
     name
@@ -43,11 +45,15 @@ class TensorSpec:
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
     name: str | None = None
 
+    def __new__(cls, shape: Shape | None = (), *args: Any, **options: Any) -> TensorSpec:
+        return object.__new__(AnyRankSpec if cls is TensorSpec and shape is None else cls)
+
     def __post_init__(self) -> None:
-        shape = tuple(None if size is None else int(size) for size in self.shape)
-        if any(size is not None and size < 0 for size in shape):
-            raise ArgumentError(f"shape {self.shape} has a negative length; write None for an unknown length")
-        object.__setattr__(self, "shape", shape)
+        if not isinstance(self, AnyRankSpec):
+            shape = tuple(None if size is None else int(size) for size in self.shape)
+            if any(size is not None and size < 0 for size in shape):
+                raise ArgumentError(f"shape {self.shape} has a negative length; write None for an unknown length")
+            object.__setattr__(self, "shape", shape)
         # Elements are in the byte order of this machine, with text of any length, and bytes as objects.
         dtype = np.dtype(self.dtype)
         dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
@@ -79,6 +85,8 @@ class TensorSpec:
                 specs = [TensorSpec.of(as_array(other, narrow=narrow)) for narrow in (False, True)]
                 return any(map(self.is_compatible_with, specs))
             other = TensorSpec.of(as_array(other))
+        if isinstance(other, AnyRankSpec):
+            return other.is_compatible_with(self)
         return (
             _common_kind(self, other) is not None
             and common_dtype(self.dtype, other.dtype) is not None
@@ -94,6 +102,8 @@ class TensorSpec:
         >>> TensorSpec((), "U3").most_general_common_spec(TensorSpec((), "U5"))
         TensorSpec(shape=(), dtype=<U5, name=None)
         """
+        if isinstance(other, AnyRankSpec):
+            return other.most_general_common_spec(self)
         kind, dtype = _common_kind(self, other), common_dtype(self.dtype, other.dtype)
         if kind is None or dtype is None or len(self.shape) != len(other.shape):
             return None
@@ -129,25 +139,33 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AnyRankSpec(TensorSpec):
-    """The dtype of a leaf that is a scalar, or an empty array when a replica has run out of elements.
+    """The dtype of a leaf with any number of axes, such as one that a replica without elements has as an empty array.
 
-    >>> spec = AnyRankSpec(dtype="int64")
-    >>> spec, spec.is_compatible_with(np.int64(1)), spec.is_compatible_with(np.zeros(0, "int64"))
+    >>> spec = TensorSpec(None, "int64")
+    >>> spec, spec.is_compatible_with(np.int64(1)), spec.is_compatible_with(np.zeros((0, 3), "int64"))
     (AnyRankSpec(shape=None, dtype=int64, name=None), True, True)
     """
 
     shape: Shape = None  # type: ignore[assignment]  # as in TensorFlow for an unknown rank
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
-
     def is_compatible_with(self, other: Any) -> bool:
-        dtype = getattr(other, "dtype", None)
-        return bool(self.dtype == (as_array(other).dtype if dtype is None else dtype))
+        if not isinstance(other, TensorSpec):
+            return TensorSpec.of(as_array(other)).is_compatible_with(self)
+        is_array = isinstance(other, AnyRankSpec | RaggedRowSpec) or type(other) is TensorSpec
+        return is_array and bool(other.dtype == self.dtype or {other.dtype.kind, self.dtype.kind} <= {"T", "U"})
 
     def most_general_common_spec(self, other: TensorSpec) -> TensorSpec | None:
         is_array = isinstance(other, AnyRankSpec) or type(other) is TensorSpec
         return self if is_array and other.dtype == self.dtype else None
+
+    def grouped(self, size: int | None) -> TensorSpec:
+        return self
+
+    def zeros(self, num_rows: int = 0) -> np.ndarray[Any, Any]:
+        return np.zeros(num_rows, self.dtype)
+
+    def example(self, unknown: int, value: float | None) -> Any:
+        raise SpecUnknown("the number of axes of its elements is unknown")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -296,7 +314,7 @@ class ElementSpec:
     @property
     def num_bytes(self) -> int | None:
         """The bytes of an element by its shapes and dtypes; None if a size is unknown."""
-        if any(None in leaf.shape for leaf in self.leaves):
+        if any(leaf.shape is None or None in leaf.shape for leaf in self.leaves):
             return None
         return sum(prod(size or 0 for size in leaf.shape) * leaf.dtype.itemsize for leaf in self.leaves)
 
@@ -310,10 +328,12 @@ class ElementSpec:
         """The specs in the structure of an element, as shown to users."""
         return self.structure.pack(self.leaves)
 
-    def conform(self, element: Any) -> Leaves:
+    def conform(self, element: Any, *, casts: bool = True) -> Leaves:
         """Convert the leaves of an element to this spec.
 
-        Python numbers, and lists of them, become arrays of the spec's dtype.
+        Numbers become numbers of the spec's dtype if no integer changes: floats do not become integers, and a number
+        that the dtype does not have is an error. Text becomes text of any length if the spec says so. Without ``casts``
+        only Python numbers, lists of them and empty arrays are converted.
 
         Raises
         ------
@@ -333,13 +353,13 @@ class ElementSpec:
                 raise ArgumentError(
                     f"{value!r:.80} for leaf {path or '(the element)'}, where {spec} is expected: {error}"
                 ) from None
-            # An empty list conforms to any dtype, also as the array of floats that NumPy makes of it.
-            is_array = isinstance(leaf, np.ndarray | np.generic)
-            is_empty = is_array and not leaf.size and (is_plain(value) or leaf.dtype.kind == "f")
-            if is_empty or (is_array and is_plain(value) and is_safe(leaf.dtype, spec.dtype)):
+            is_array = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype != spec.dtype
+            if is_array and (casts or is_plain(value) or not leaf.size):
                 try:
-                    leaf = np.asarray(value, spec.dtype)[()]
-                except OverflowError:
+                    # An empty list conforms to any dtype, also as the array of floats that NumPy makes of it.
+                    is_open = not leaf.size and (is_plain(value) or leaf.dtype.kind == "f")
+                    leaf = np.asarray(value, spec.dtype) if is_open else without_loss(leaf, spec.dtype)
+                except (OverflowError, FloatingPointError):
                     raise ArgumentError(
                         f"{value!r:.80} for leaf {path or '(the element)'}, where {spec} is expected, "
                         "which cannot hold that number"
@@ -508,7 +528,7 @@ def of_any_rank(common: ElementSpec | None, spec: ElementSpec) -> ElementSpec | 
 
 def _around(numbers: Sequence[float], source: ElementSpec | None) -> list[MadeUp]:
     # Return made-up elements with these numbers and their neighbours as values and as lengths.
-    num_axes = 0 if source is None else max([leaf.shape.count(None) for leaf in source.leaves], default=0)
+    num_axes = 0 if source is None else max([(leaf.shape or ()).count(None) for leaf in source.leaves], default=0)
     longest = _LONGEST.get(num_axes, 16)
     made_up: list[MadeUp] = []
     for number in numbers[:_MOST_NUMBERS]:
@@ -524,6 +544,16 @@ def without_empty_axes(spec: ElementSpec) -> ElementSpec:
 
 def _without_empty_axes(leaf: TensorSpec) -> TensorSpec:
     return replace(leaf, shape=tuple(size or None for size in leaf.shape)) if leaf.shape and 0 in leaf.shape else leaf
+
+
+def check_ranks(operation: str, spec: ElementSpec) -> None:
+    """Raise an `ArgumentError` that names a leaf with an unknown number of axes, if there is one."""
+    for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
+        if isinstance(leaf, AnyRankSpec):
+            raise ArgumentError(
+                f"{operation}: the number of axes of leaf {path or '(the element)'} is unknown, {leaf}; give its "
+                f"shape, such as TensorSpec((None,), {str(leaf.dtype)!r})"
+            )
 
 
 def known_spec(node: Any) -> ElementSpec | None:

@@ -240,7 +240,7 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
     if array.dtype == object:
         if not isinstance(leaf, (list, int)):
             raise ArgumentError(f"{type(leaf).__name__} is not an array, a number or a string")
-        refuse_objects(array)
+        _refuse_objects(array)
     if array.dtype.kind == "U":
         # Variable-length text, so that elements of different lengths stack. A scalar would be a Python string without
         # a dtype, and NumPy's fixed-width text loses trailing zeros.
@@ -256,21 +256,15 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
     return array[()]
 
 
-def refuse_objects(array: Any, *, but_for: tuple[type[Any], ...] = (bytes, str)) -> None:
-    """Check that an array of objects, or a list of them as an array, has text and bytes only.
-
-    Raises
-    ------
-    ArgumentError
-        It has None, an integer that no dtype has, or other objects, unless these are ``but_for``.
-    """
+def _refuse_objects(array: Any) -> None:
+    # Only text and bytes are elements.
     kinds = set(map(type, array.flat))
     if type(None) in kinds:
         raise ArgumentError(
             "a leaf has missing values (None), which arrays do not have: write float('nan') for a number, \"\" for text"
             " and numpy.datetime64('NaT') for a date, or leave these elements out"
         )
-    refused = [kind for kind in kinds if not issubclass(kind, but_for)]
+    refused = [kind for kind in kinds if not issubclass(kind, bytes | str)]
     large = [number for number in array.flat if type(number) is int and not -(2**63) <= number < 2**64]
     if int in refused and large:
         raise ArgumentError(f"the number {large[0]} does not fit into 64 bits; give a float, or text")

@@ -242,3 +242,40 @@ def _brought(value: Any) -> Any:
         return parts if any(part is not old for part, old in zip(parts, value, strict=True)) else value
     converted = HOST_CONVERTERS.known(value)
     return HOST_CONVERTERS.others(value) if converted is value else converted
+
+
+# The kinds of dtypes of numbers, and those that they may be converted to.
+_CONVERTED: Final = frozenset({"ii", "iu", "ui", "uu", "if", "uf", "ic", "uc", "ff", "fc", "cc"})
+
+
+def without_loss(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return an array or scalar in another dtype; unchanged if that could lose more than the precision of floats.
+
+    Raises
+    ------
+    OverflowError, FloatingPointError
+        The dtype does not have one of its numbers.
+
+    >>> without_loss(np.float64(1.5), np.dtype("float32")), without_loss(np.float64(1.5), np.dtype("int64"))
+    (np.float32(1.5), np.float64(1.5))
+    """
+    kinds = array.dtype.kind + dtype.kind
+    if kinds in ("UT", "SO"):
+        # A single text would be a Python string, without a dtype.
+        return np.asarray(array).astype(dtype)
+    if kinds not in _CONVERTED:
+        return array
+    with np.errstate(over="raise"):
+        converted = array.astype(dtype)
+    if array.dtype.kind in "iu" and array.size and not _is_exact(array, converted):
+        raise OverflowError
+    return converted
+
+
+def _is_exact(integers: Any, converted: Any) -> bool:
+    if converted.dtype.kind in "iu":
+        return np.array_equal(integers, converted)
+    most = 2 ** (np.finfo(converted.dtype).nmant + 1)
+    if -most <= int(integers.min()) <= int(integers.max()) <= most:
+        return True
+    return bool(list(map(int, converted.real.ravel())) == integers.ravel().tolist())

@@ -17,7 +17,7 @@ from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
-from daskdist.core.structure import TEXT, Leaves, Structure, refuse_objects
+from daskdist.core.structure import TEXT, Leaves, Structure
 from daskdist.errors import ArgumentError
 
 
@@ -121,10 +121,7 @@ def _arrays(operation: str, tensors: object, narrow: bool) -> tuple[Leaves, Stru
 
 def _with_text(leaf: Any) -> Any:
     # An array of Python strings, as pandas returns it for a column, is text.
-    if isinstance(leaf, np.ndarray) and leaf.dtype == object:
-        refuse_objects(leaf, but_for=(object,))
-        if set(map(type, leaf.flat)) != {str}:
-            return leaf
+    if isinstance(leaf, np.ndarray) and leaf.dtype == object and set(map(type, leaf.flat)) == {str}:
         # Text with half of a pair of surrogates stays as it is.
         with contextlib.suppress(TypeError, ValueError):
             return leaf.astype(TEXT)

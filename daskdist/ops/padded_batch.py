@@ -12,7 +12,7 @@ import numpy as np
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.primitive import Arrange, ByCursor, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import ElementSpec, Shape, SpecUnknown, TensorSpec
+from daskdist.core.spec import AnyRankSpec, ElementSpec, Shape, SpecUnknown, TensorSpec, check_ranks
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import ArgumentError, StackError
 from daskdist.ops.batch import Batch, BatchCursor
@@ -51,6 +51,8 @@ class Padding:
                 return cls(operation, None, ())
             raise ArgumentError(f"{operation}: padded_shapes and padding_values need elements of a known spec; {spec}")
         no_datasets(operation, spec)
+        if shapes is None:
+            check_ranks(operation, spec)
         padded_shapes = (
             None
             if shapes is None
@@ -81,7 +83,7 @@ class Padding:
         leaves = [
             # An axis of known length keeps it. Bytes are as wide as the fill word; text may have any width.
             TensorSpec(
-                (size, *(a if b is None else b for a, b in zip(leaf.shape, shape, strict=True))),
+                (size, *(a if b is None else b for a, b in zip(leaf.shape or shape, shape, strict=True))),
                 _dtype_with(_filler(value, leaf.dtype), leaf.dtype) if leaf.dtype.kind == "S" else leaf.dtype,
             )
             for leaf, shape, value in zip(source.leaves, shapes, values, strict=True)
@@ -112,6 +114,8 @@ def _shape(operation: str, leaf: TensorSpec, path: str, lengths: Any) -> Shape:
         shape = (-1,)
     if any(size is not None and size < 0 for size in shape):
         raise ArgumentError(f"{where} is {lengths!r}; give lengths, with None or -1 for the longest of a batch")
+    if isinstance(leaf, AnyRankSpec):
+        return shape
     if len(shape) != len(leaf.shape):
         raise ArgumentError(f"{where} is {list(shape)}, of {len(shape)} axes; the leaf has {len(leaf.shape)}, {leaf}")
     for size, known in zip(shape, leaf.shape, strict=True):

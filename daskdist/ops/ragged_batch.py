@@ -14,7 +14,15 @@ from daskdist.core.block import stack as stack_leaves
 from daskdist.core.node import Node, Transformation
 from daskdist.core.primitive import Arrange, ByCursor, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged, ragged_of_dense
-from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec, known_spec
+from daskdist.core.spec import (
+    DatasetSpec,
+    ElementSpec,
+    RaggedRowSpec,
+    RaggedTensorSpec,
+    TensorSpec,
+    check_ranks,
+    known_spec,
+)
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, StackError
 from daskdist.ops.batch import Batch, BatchCursor
@@ -44,6 +52,8 @@ class RaggedBatch(Batch):
         super().__post_init__()
         if self.element_spec is not None:
             no_datasets(self.name, self.element_spec)
+            if not self.is_of_rows:
+                check_ranks(self.name, self.element_spec)
         if number_dtype(self.name, "row_splits_dtype", self.row_splits_dtype) not in (np.int32, np.int64):
             raise ArgumentError(f"ragged_batch: row_splits_dtype is {self.row_splits_dtype!r}; give int32 or int64")
 

@@ -15,7 +15,7 @@ from daskdist.core.primitive import Arrange, ByCursor, Compute, Cursor, Primitiv
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.runs import Run
-from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import AnyRankSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import Leaves, as_array
 from daskdist.errors import ArgumentError, StackError
 
@@ -39,7 +39,7 @@ class Unbatch(Transformation):
     @property
     def _factor(self) -> int | None:
         try:
-            lengths = {leaf.shape[0] for leaf in self.source.spec.leaves}
+            lengths = {leaf.shape[0] if leaf.shape else None for leaf in self.source.spec.leaves}
         except SpecUnknown:
             return None
         return lengths.pop() if len(lengths) == 1 else None
@@ -82,8 +82,11 @@ def row_spec(operation: str, spec: ElementSpec) -> ElementSpec:
         A leaf has no rows, or leaves have different numbers of them.
     """
     lengths: dict[str, int] = {}
-    rows = []
+    rows: list[TensorSpec] = []
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
+        if isinstance(leaf, AnyRankSpec):
+            rows.append(leaf)
+            continue
         if not leaf.shape:
             raise ArgumentError(f"{operation}: leaf {path or '(the element)'} is {leaf} and has no rows")
         if leaf.shape[0] is not None:

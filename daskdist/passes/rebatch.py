@@ -20,7 +20,7 @@ def rebatch(node: Node, spec: ElementSpec, num_replicas: int) -> Node:
     if num_replicas == 1:
         return node
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
-        if not leaf.shape:
+        if leaf.shape == ():
             raise ShardingError(
                 f"the elements cannot be split over {num_replicas} replicas: leaf {path or '(the element)'} "
                 f"{_advice(node, leaf)}"

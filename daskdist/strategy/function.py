@@ -192,7 +192,7 @@ def _is_known(spec: Any, known: TensorSpec | None, value_name: str) -> bool:
         return not isinstance(spec, TensorSpec)
     if not spec.is_compatible_with(known):
         raise ArgumentError(f"{value_name} is {known}; input_signature has {spec}")
-    return all(
+    return spec.shape is None or all(
         length is None or known_length is not None for length, known_length in zip(spec.shape, known.shape, strict=True)
     )
 

@@ -29,7 +29,7 @@ import optree
 from daskdist.core.block import Batches, Block, Rows
 from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
+from daskdist.core.spec import AnyRankSpec, DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
 from daskdist.core.structure import TEXT
 from daskdist.errors import ArgumentError, MissingPackageError
 
@@ -101,6 +101,8 @@ def called(path: str) -> str:
 
 def _refused(leaf: TensorSpec) -> str:
     # Return the reason why a leaf cannot become a column; empty if it can.
+    if isinstance(leaf, AnyRankSpec):
+        return "the number of its axes is unknown; give its shape in output_signature"
     dtype, axes = leaf.dtype, _axes(leaf)
     if isinstance(leaf, DatasetSpec):
         return "columns hold arrays; convert it to arrays first, with flat_map(lambda window: window.batch(...))"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 
 import dask
 import dask.array
 import numpy as np
 import pytest
+from conftest import mirrored
 
 from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, TensorSpec, errors, read_npy
 from daskdist.core.functions.user_function import numbers_in
-from daskdist.core.structure import Structure
+from daskdist.core.structure import TEXT, Structure
 
 WORDS = np.array(["a b c", "d", "e f", ""], np.dtypes.StringDType())
 TABLE = [np.zeros(1), np.zeros(2), np.zeros(3)]
@@ -369,3 +372,69 @@ def test_an_array_of_python_strings_is_text():
     ds = Dataset.from_tensor_slices({"text": np.array(texts, object)})
     assert ds.element_spec == {"text": TensorSpec((), np.dtypes.StringDType())}
     assert ds.filter(lambda row: row["text"] != "").to_pandas()["text"].tolist() == ["a", "é"]
+
+
+# --- elements that a generator yields in another dtype, and of any rank ---
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "expected"),
+    [
+        (TensorSpec((2,), "float32"), [np.array([0.5, 1.5]), [1, 2], np.array([3, 4], np.uint8)], "float32"),
+        (TensorSpec((), "int32"), [np.int64(5), np.uint64(2**31 - 1), np.int8(-1)], "int32"),
+        (TensorSpec((), "uint8"), [np.int64(255), 7], "uint8"),
+        (TensorSpec((), "float64"), [np.int64(2**53), np.int64(2**60), np.float32(0.5)], "float64"),
+        (TensorSpec((), "float16"), [np.int32(2048), np.float64(np.inf)], "float16"),
+        (TensorSpec((1,), "complex64"), [np.array([1.0]), np.array([2])], "complex64"),
+        (TensorSpec(None, "float32"), [np.float64(1), np.zeros((2, 3)), [1, 2]], "float32"),
+        (TensorSpec((None,), str), [np.array(["a"]), np.array(["bb", "c"]), ["d"]], TEXT),
+        (TensorSpec((None,), bytes), [np.array([b"a"]), [b"bb", b"c"]], object),
+    ],
+)
+def test_a_generator_may_yield_numbers_and_text_that_become_those_of_its_signature(spec, values, expected):
+    ds = Dataset.from_generator(lambda: iter(values), output_signature=spec)
+    elements = list(ds)
+    assert [element.dtype for element in elements] == [expected] * len(values)
+    assert all(ds.element_spec.is_compatible_with(element) for element in elements)
+    assert [element.tolist() for element in elements] == [np.asarray(value).tolist() for value in values]
+
+
+def test_text_of_a_signature_is_padded_batched_and_put_in_windows():
+    words = [{"w": np.array(row)} for row in (["a"], ["bb", "c"], ["ddd"])]
+    ds = Dataset.from_generator(lambda: iter(words), output_signature={"w": TensorSpec((None,), str)})
+    assert next(iter(ds.padded_batch(3)))["w"].tolist() == [["a", ""], ["bb", "c"], ["ddd", ""]]
+    assert [row.tolist() for row in next(iter(ds.ragged_batch(3)))["w"]] == [["a"], ["bb", "c"], ["ddd"]]
+    assert [row["w"].tolist() for row in next(iter(ds.window(2)))] == [["a"], ["bb", "c"]]
+    assert next(iter(ds.filter(lambda row: len(row["w"]) == 1).batch(2)))["w"].tolist() == [["a"], ["ddd"]]
+    scalars = Dataset.from_generator(lambda: iter([np.str_("x"), "yy"]), output_signature=TensorSpec((), str))
+    assert next(iter(scalars.batch(2))).dtype == TEXT
+
+
+def test_a_spec_of_unknown_rank(tmp_path):
+    spec = TensorSpec(None, "float32", name="x")
+    assert spec == pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec)
+    assert repr(spec) == "AnyRankSpec(shape=None, dtype=float32, name='x')"
+    assert spec != TensorSpec((), "float32", name="x")
+    for other in (TensorSpec(()), TensorSpec((None, 3)), spec):
+        assert spec.is_compatible_with(other)
+        assert other.is_compatible_with(spec)
+        assert other.most_general_common_spec(TensorSpec(None)).shape is None
+    assert not spec.is_compatible_with(np.zeros(2))
+    assert not TensorSpec(None, "int64").is_compatible_with(spec)
+    assert TensorSpec(None, str).is_compatible_with(np.array(["a"]))
+
+    arrays = [np.full((2, 3), number, np.float32) for number in range(6)]
+    ds = Dataset.from_generator(lambda: iter(arrays), output_signature=spec)
+    assert ds.batch(2).element_spec.shape is None
+    assert next(iter(ds.batch(2).unbatch().map(lambda x: x[0]).batch(6))).shape == (6, 3)
+    assert next(iter(ds.unbatch())).shape == (3,)
+    assert next(iter(ds.padded_batch(2, padded_shapes=(4, None)))).shape == (2, 4, 3)
+    (step, *_) = mirrored(2).distribute_dataset(ds.batch(3))
+    assert [value.shape for value in step.values] == [(2, 2, 3), (1, 2, 3)]
+    ds.save(tmp_path / "saved")
+    assert Dataset.load(tmp_path / "saved").element_spec == spec
+    for group in (lambda: ds.padded_batch(2), lambda: ds.ragged_batch(2), ds.to_pandas):
+        with pytest.raises(errors.ArgumentError, match=r"of its axes|of axes of leaf"):
+            group()
+    shapes = [np.zeros(1, np.float32), np.zeros((2, 2), np.float32)]
+    assert [x.ndim for x in Dataset.from_generator(lambda: iter(shapes), output_signature=spec)] == [1, 2]

@@ -187,7 +187,6 @@ def test_words_of_char_arrays_keep_their_spaces():
         [True, None],
         [b"a", None],
         [np.datetime64("2020-01-01"), None],
-        np.array(["a", None], object),
         [-(2**70)],
         [[1.0, 2**64]],
         [decimal.Decimal(1)],

@@ -182,7 +182,7 @@ class Vectorised:
             spec = source.spec
         except SpecUnknown:
             return "decided at the first block"
-        if any(None in leaf.shape for leaf in spec.leaves):
+        if any(leaf.shape is None or None in leaf.shape for leaf in spec.leaves):
             return "decided at the first block: its rows may differ in length"
         try:
             with np.errstate(all="ignore"):

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import RLock
 from time import perf_counter
 from typing import Any, Final
@@ -405,7 +406,7 @@ def _checked(spec: ElementSpec, elements: Iterator[Any], rows: Rows | None) -> I
         yield from elements
         return
     for element in elements:
-        _check(spec, spec.conform, element)
+        _check(spec, partial(spec.conform, casts=False), element)
         yield element
 
 

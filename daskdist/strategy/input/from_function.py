@@ -55,7 +55,7 @@ def _make_feed(
     workers = [consumers[0] for consumers in served]
     datasets, reader = internals_of(strategy).input.make_datasets(dataset_fn, list(zip(workers, contexts, strict=True)))
     spec = _common_spec(datasets, workers)
-    varies = any(leaf.shape and leaf.shape[0] is None for leaf in spec.leaves)
+    varies = any(leaf.shape is None or (leaf.shape and leaf.shape[0] is None) for leaf in spec.leaves)
     pipelines = [
         Pipeline(_counted_by(counters, dataset.node), (worker,), consumers, varies)
         for dataset, worker, consumers in zip(datasets, workers, served, strict=True)

@@ -228,7 +228,7 @@ def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> i
 def _length(node: Node) -> int | None:
     # The number of rows of every element, if the spec has it.
     try:
-        lengths = {leaf.shape[0] for leaf in node.spec.leaves}
+        lengths = {leaf.shape[0] if leaf.shape else None for leaf in node.spec.leaves}
     except SpecUnknown:
         return None
     return lengths.pop() if len(lengths) == 1 else None
