@@ -404,7 +404,7 @@ def test_text_of_a_signature_is_padded_batched_and_put_in_windows():
     ds = Dataset.from_generator(lambda: iter(words), output_signature={"w": TensorSpec((None,), str)})
     assert next(iter(ds.padded_batch(3)))["w"].tolist() == [["a", ""], ["bb", "c"], ["ddd", ""]]
     assert [row.tolist() for row in next(iter(ds.ragged_batch(3)))["w"]] == [["a"], ["bb", "c"], ["ddd"]]
-    assert [row["w"].tolist() for row in next(iter(ds.window(2)))] == [["a"], ["bb", "c"]]
+    assert [row.tolist() for row in next(iter(ds.window(2)))["w"]] == [["a"], ["bb", "c"]]
     assert next(iter(ds.filter(lambda row: len(row["w"]) == 1).batch(2)))["w"].tolist() == [["a"], ["ddd"]]
     scalars = Dataset.from_generator(lambda: iter([np.str_("x"), "yy"]), output_signature=TensorSpec((), str))
     assert next(iter(scalars.batch(2))).dtype == TEXT
