@@ -8,6 +8,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -434,6 +436,36 @@ def test_a_cluster_of_its_own_that_cannot_start():
     security = Security(tls_ca_file="none.pem", tls_scheduler_cert="none.pem", tls_client_cert="none.pem")
     with pytest.raises(errors.ClusterError, match=r"a LocalCluster cannot be started: .*if __name__ == '__main__'"):
         MultiWorkerMirroredStrategy(ClusterResolver(security=security, num_workers=1))
+
+
+WITHOUT_A_GUARD = """
+{before}
+import daskdist
+strategy = daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(num_workers=2))
+class Scale:
+    factor = 3
+def scaled(batch):
+    return batch.sum() * Scale.factor
+with strategy.scope():
+    seen = daskdist.Variable(0, aggregation="SUM")
+for batch in strategy.distribute_dataset(daskdist.Dataset.range(8).batch(4)):
+    strategy.run(lambda part: seen.assign_add(scaled(part)), args=(batch,))
+print("total", int(seen))
+"""
+
+
+@pytest.mark.parametrize("before", ["", "print(__name__)"], ids=["works", "is told"])
+def test_a_script_without_a_guard(tmp_path, before):
+    script = tmp_path / "script.py"
+    # A script that mentions its name may have a guard, so its processes run it.
+    script.write_text(WITHOUT_A_GUARD.format(before=before))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    if before:
+        assert done.returncode == 1
+        assert "a process of a LocalCluster runs the script, which starts another one; put the" in done.stderr
+        return
+    assert (done.returncode, done.stdout) == (0, "total 84\n"), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # --- which worker each replica sits on ---

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import os
 import socket
 import ssl
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import dask.config
@@ -36,6 +39,7 @@ from daskdist.strategy.placement.replicas_per_worker import Worker
 
 _OPERATION: Final = "ClusterResolver"
 _EXAMPLE: Final = "write it like 'tcp://127.0.0.1:8786'"
+_GUARD: Final = "put the program's steps under if __name__ == '__main__':"
 
 
 @dataclass(frozen=True)
@@ -156,22 +160,51 @@ def connect(
     return client, _workers(client, resolver)
 
 
+def _is_run_again() -> bool:
+    # New processes run the script under this name before they do anything else.
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") != "__mp_main__":
+        frame = frame.f_back
+    return frame is not None
+
+
+@contextmanager
+def _script_run_once() -> Iterator[None]:
+    """Keep new processes from running the script, if it does not distinguish that and would start a cluster in each."""
+    script = sys.modules["__main__"]
+    path = getattr(script, "__file__", None)
+    try:
+        distinguishes = path is None or script.__spec__ is not None or b"__name__" in Path(path).read_bytes()
+    except OSError:
+        distinguishes = True
+    if distinguishes:
+        yield
+        return
+    del script.__file__
+    try:
+        yield
+    finally:
+        script.__file__ = path
+
+
 def _made(
     resolver: ClusterResolver, opened: ExitStack, num_workers: Callable[[], int | None], num_threads: int
 ) -> LocalCluster:
+    if _is_run_again():
+        raise ClusterError(f"a process of a LocalCluster runs the script, which starts another one; {_GUARD}")
     # Listen on loopback only, also for the dashboard: the cluster is private to this program.
     try:
-        cluster = LocalCluster(
-            n_workers=resolver.num_workers or num_workers(),
-            threads_per_worker=num_threads,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            security=resolver.security,
-        )
+        with _script_run_once():
+            cluster = LocalCluster(
+                n_workers=resolver.num_workers or num_workers(),
+                threads_per_worker=num_threads,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                security=resolver.security,
+            )
     except (OSError, RuntimeError) as error:
         raise ClusterError(
-            f"a LocalCluster cannot be started: {error.__cause__ or error}; its processes import the script, so "
-            "create it only under if __name__ == '__main__'"
+            f"a LocalCluster cannot be started: {error.__cause__ or error}; its processes run the script, so {_GUARD}"
         ) from error
     opened.callback(cluster.close)
     return cluster
