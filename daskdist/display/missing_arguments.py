@@ -23,7 +23,7 @@ OF_FUNCTIONS: Final = {
     "read_csv": {
         "dtype": "dtypes={column: dtype}",
         "field_delim": 'delimiter=";"',
-        "names": "header=[column, ...]",
+        "names": "header=[column, ...], or new_names=[column, ...] where files begin with names",
         "na_values": "null_values=[text, ...]",
         "nrows": "ds.take(n)",
         "parse_dates": 'dtypes={column: "datetime64[s]"}, if dates are not recognised',
