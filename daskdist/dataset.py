@@ -2027,7 +2027,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
             ds = self.batch_by_size(**rounds_by_size(self._spec, tokens_per_consumer, length_fn, request))
         elif length_fn is not None:
             raise ArgumentError("length_fn is for tokens_per_consumer; give that, too")
-        return type(self)(served(ds._node, ds._spec, ds._fingerprint, request, service_address(service)))
+        return self._with(served(ds._node, ds._spec, ds._fingerprint, request, service_address(service)))
 
     # --- options ---
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from distributed import Scheduler, Worker
 from distributed.comm import connect
-from distributed.utils import LoopRunner
+from distributed.utils import LoopRunner, silence_logging_cmgr
 
 from daskdist.config import seconds
 from daskdist.errors import ClusterError
@@ -27,8 +27,35 @@ _START_AGAIN_S: Final = 0.5
 _ANSWER_WITHIN_S: Final = 0.5
 
 
+class _QuietServers:
+    """Keeps Dask's servers from printing their ordinary log lines in a program, as long as it runs any of them here."""
+
+    def __init__(self) -> None:
+        self._num_servers = 0
+        self._lock = threading.Lock()
+        self._silence: Any = None
+
+    def begin(self) -> None:
+        """Count a server that starts."""
+        with self._lock:
+            if not self._num_servers:
+                self._silence = silence_logging_cmgr(logging.WARNING)
+                self._silence.__enter__()
+            self._num_servers += 1
+
+    def end(self) -> None:
+        """Count a server that has ended; after the last one, Dask logs as before."""
+        with self._lock:
+            self._num_servers -= 1
+            if not self._num_servers:
+                self._silence.__exit__(None, None, None)
+
+
+_quiet: Final = _QuietServers()
+
+
 class ServerThread:
-    """A server in an event loop in a separate thread."""
+    """A server in an event loop in a separate thread, of which Dask logs warnings and errors only."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -47,6 +74,7 @@ class ServerThread:
         """
         if self._runner is not None:
             return
+        _quiet.begin()
         self._runner = LoopRunner(asynchronous=False)
         self._runner.start()
         self._has_ended.clear()
@@ -87,8 +115,11 @@ class ServerThread:
         """Stop the server, and wait until it has ended."""
         runner, self._runner = self._runner, None
         if runner is not None:
-            runner.run_sync(self._end)
-            runner.stop()
+            try:
+                runner.run_sync(self._end)
+                runner.stop()
+            finally:
+                _quiet.end()
 
     async def _end(self) -> None:
         if self._stop is not None:

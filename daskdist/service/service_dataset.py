@@ -18,10 +18,12 @@ from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.execute.messages.pickling import describe_unpicklable
+from daskdist.execute.stream.local_iterator import first_elements
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.independent_pieces import pieces_of
 from daskdist.passes.numbering import epoch_of_contents
+from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.consumer import ServiceReader
@@ -201,7 +203,7 @@ def file_objection(node: Node) -> str | None:
     """Return why workers cannot each read a share of a dataset's files; None if they can."""
     try:
         # Otherwise one worker would read everything.
-        autoshard(node, AutoShardPolicy.FILE, 2)
+        autoshard(node, AutoShardPolicy.FILE, 2, lambda names, number: first_elements(plan(names), number))
     except ShardingError as error:
         return str(error)
     return None

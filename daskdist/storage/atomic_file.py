@@ -47,17 +47,20 @@ def writing(directory: str, name: str) -> Iterator[Any]:
 
 
 @contextmanager
-def atomic_file(fs: Any, path: str, check: Callable[[], None] = lambda: None) -> Iterator[Any]:
+def atomic_file(
+    fs: Any, path: str, check: Callable[[], None] = lambda: None, *, is_private: bool = False
+) -> Iterator[Any]:
     """Open a file for writing like `writing`, by a file system and a path within it.
 
-    ``check`` is called before the file gets its name; if it raises an error, the file is removed.
+    ``check`` is called before the file gets its name; if it raises an error, the file is removed. If ``is_private``,
+    nobody else can read a file on a local disk.
     """
     root, _, name = path.rpartition("/")
     temporary = f"{root}/.{name}.{uuid.uuid4().hex}.tmp"
     try:
         if root:
             fs.makedirs(root, exist_ok=True)
-        with fs.open(temporary, "wb") as file:
+        with _private(temporary) if is_private and is_on_disk(fs) else fs.open(temporary, "wb") as file:
             yield file
         check()
         rename(fs, temporary, path)
@@ -67,6 +70,20 @@ def atomic_file(fs: Any, path: str, check: Callable[[], None] = lambda: None) ->
         if isinstance(error, OSError):
             raise FileError(f"{path}: cannot be written: {error}") from shown_cause(error)
         raise
+
+
+def is_on_disk(fs: Any) -> bool:
+    """Return whether a file system is that of this machine."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(fs, LocalFileSystem)
+
+
+def _private(path: str) -> Any:
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    # The umask may have left out permissions of the user, too.
+    os.chmod(path, 0o600)
+    return os.fdopen(file, "wb")
 
 
 def remove_temporaries(fs: Any, path: str) -> None:
@@ -91,8 +108,10 @@ def rename(fs: Any, source: str, target: str) -> None:
     fs.rm_file(source)
 
 
-def put(fs: Any, path: str, data: bytes) -> None:
+def put(fs: Any, path: str, data: bytes, *, is_private: bool = False) -> None:
     """Replace a small file in one step: readers see the old content or the new one.
+
+    If ``is_private``, nobody else can read a file on a local disk.
 
     Raises
     ------
@@ -105,7 +124,7 @@ def put(fs: Any, path: str, data: bytes) -> None:
         # In an object store an object appears when it is complete.
         fs.pipe_file(path, data)
         return
-    with atomic_file(fs, path) as file:
+    with atomic_file(fs, path, is_private=is_private) as file:
         file.write(data)
         file.flush()
         # Some file systems cannot flush to a disk.

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from daskdist.storage.atomic_file import is_on_disk
+
 # The metadata files of a Zarr store; a directory without them is not a store.
 METADATA: Final = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
@@ -76,7 +78,8 @@ def replace_directory(fs: Any, new: str, path: str, put: Callable[[Any, str, byt
     Leftovers of killed processes are removed, so only one process at a time may write to a path.
     """
     put(fs, pointer_to(path), json.dumps({"directory": new.rpartition("/")[2]}).encode())
-    if _renames(fs):
+    # Only the local file system is known to rename a directory in one step.
+    if is_on_disk(fs):
         if fs.exists(path):
             fs.mv(path, temporary_beside(path))
         fs.mv(new, path)
@@ -102,13 +105,6 @@ def remove_temporaries_beside(fs: Any, path: str) -> None:
 
 def _temporaries(last: str) -> re.Pattern[str]:
     return re.compile(rf"\.{re.escape(last)}\.[0-9a-f]{{32}}\.tmp")
-
-
-def _renames(fs: Any) -> bool:
-    # Only the local file system is known to rename a directory in one step.
-    from fsspec.implementations.local import LocalFileSystem
-
-    return isinstance(fs, LocalFileSystem)
 
 
 def _files(fs: Any, path: str) -> tuple[list[str], list[str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import threading
 
 import pytest
@@ -77,3 +79,18 @@ def test_the_last_write_comes_after_one_that_is_under_way(tmp_path, monkeypatch,
     monkeypatch.setattr(Journal, "write", slow_write)
     asyncio.run(close_while_writing())
     assert Journal(str(tmp_path)).load() == {("job", "a"): "new", ("job", "b"): "old"}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
+def test_only_the_user_can_read_the_state(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        journal = Journal(str(tmp_path / "above" / "state"))
+        journal.write({"a": 1, "b": 2})
+        journal.write({"a": 3})
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "above" / "state").iterdir()}
+    assert modes == {0o600}
+    assert stat.S_IMODE((tmp_path / "above" / "state").stat().st_mode) == 0o700
+    assert Journal(str(tmp_path / "above" / "state")).load() == {"a": 3, "b": 2}

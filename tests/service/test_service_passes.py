@@ -9,7 +9,9 @@ import pytest
 from conftest import mirrored
 from programs import Program
 
+import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.structure import Structure
 from daskdist.data import service
 
@@ -130,7 +132,9 @@ def test_datasets_read_by_id(client, mode):
 SERVING = """
 import sys
 from dask.distributed import Client
+import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.core.cardinality import INFINITE, UNKNOWN
 with Client(sys.argv[1], set_as_default=False) as client:
     ds = Dataset.range(12).shuffle(12, seed=1).with_options(Options(deterministic=True))
     for epoch in range(2):
@@ -208,3 +212,63 @@ def test_parts_of_elements_without_an_order_are_refused(client, serve, reason):
                 call()
         # By key, a part depends on no order.
         served.split(0.5, by=lambda x: x)
+
+
+# --- other properties of a dataset ---
+
+
+@pytest.mark.parametrize("build", [lambda ds: ds.shuffle(10), lambda ds: ds.unique(), lambda ds: ds.window(3)])
+def test_positions_of_served_datasets_are_refused_with_a_reason(client, build):
+    ds = build(Dataset.range(50).serve(client))
+    iterator = iter(ds)
+    next(iterator), next(iterator)
+    again = iter(ds)
+    again.load_state_dict(iterator.state_dict())
+    with pytest.raises(errors.ArgumentError, match="from the service cannot be resumed"):
+        next(again)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds: ds.bucket_by_sequence_length(len, [4], [4, 4]),
+        lambda ds: ds.group_by_window(len, lambda key, rows: rows.padded_batch(4), window_size=4),
+        lambda ds: ds.flat_map(lambda row: Dataset.from_tensors(row).repeat(2)),
+        lambda ds: ds.interleave(lambda row: Dataset.from_tensors(row), cycle_length=2),
+    ],
+)
+def test_groups_of_an_endless_dataset_are_endless(client, build):
+    rows = Dataset.range(64).map(lambda x: np.arange(int(x) % 8 + 1))
+    assert build(rows.repeat()).cardinality() == INFINITE
+    assert build(rows).cardinality() == UNKNOWN
+    served = build(rows.repeat()).serve(client, "parallel_epochs", uuid.uuid4().hex, consumer_index=0, num_consumers=1)
+    assert len(next(iter(served)))
+
+
+def test_readers_are_served_with_tensorflow_names(client, tmp_path):
+    files = [str(tmp_path / f"{number}.txt") for number in range(4)]
+    for number, file in enumerate(files):
+        (tmp_path / file).write_text("".join(f"{number}{row}\n" for row in range(5)))
+    rows = sorted(f"{number}{row}".encode() for number in range(4) for row in range(5))
+    names = daskdist.data.Dataset.from_tensor_slices(files)
+    address = client.scheduler.address
+    for ds in (daskdist.data.TextLineDataset(files), names.interleave(daskdist.data.TextLineDataset)):
+        served = ds.apply(service.distribute(service.ShardingPolicy.FILE, address))
+        assert isinstance(served, daskdist.data.Dataset)
+        assert sorted(row.encode() if isinstance(row, str) else bytes(row) for row in served) == rows
+
+
+SERVERS = """
+from daskdist.data import Dataset
+from daskdist.data.experimental import service
+dispatcher = service.DispatchServer(service.DispatcherConfig(host="127.0.0.1"))
+worker = service.WorkerServer(service.WorkerConfig(dispatcher.address, worker_address="127.0.0.1"))
+print(sorted(map(int, Dataset.range(3).apply(service.distribute("distributed_epoch", dispatcher.target)))))
+"""
+
+
+def test_servers_in_a_program_print_nothing():
+    program = Program("-c", SERVERS, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output, printed = program.communicate(timeout=60)
+    assert output == "[0, 1, 2]\n"
+    assert "INFO" not in printed

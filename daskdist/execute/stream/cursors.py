@@ -261,8 +261,9 @@ class BlockCursor:
         sizes.num_calls += 1
         is_new = not sizes.are_known or self.num_timed > 2 * sizes.num_timed
         if sizes.sample is None and (self.runtime.caller.reports_freely or is_new):
-            # The time of this call decides the number of rows of the next calls.
-            ref = (lambda: latest) if self.num_timed else weakref.ref(latest)
+            # The time of this call decides the number of rows of the next calls. Calls of a chain wait for each other,
+            # so that its blocks may be used up before the report on one has come.
+            ref = (lambda: latest) if self.num_timed or self.continues else weakref.ref(latest)
             sizes.sample, sizes.num_calls = (ref, latest.nbytes, self.num_timed), 1
         self._learn(wait=False)
 

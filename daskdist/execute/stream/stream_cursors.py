@@ -141,17 +141,18 @@ class StreamCursor(BlockCursor):
         return self.runtime.refer(handle, num_rows, 0, None, self.runtime.reads)
 
     def _read_again(self) -> None:
-        # Read all recorded blocks that are still needed, in their order.
-        unread, self._unread = self._unread, []
-        for handle_of, first, num_rows in unread:
+        # Read all recorded blocks that are still needed, in their order. If that fails, it fails for each of them.
+        while self._unread:
+            handle_of, first, num_rows = self._unread[0]
             deferred = handle_of()
-            if deferred is None:
-                continue
-            self._skip_to(first)
-            handle, block = self._handle_of(partial(self._elements.take_exactly, num_rows), self.runtime.next_worker())
-            if len(block) != num_rows:
-                raise self._is_shorter()
-            deferred.become(handle)
+            if deferred is not None:
+                self._skip_to(first)
+                take = partial(self._elements.take_exactly, num_rows)
+                handle, block = self._handle_of(take, self.runtime.next_worker())
+                if len(block) != num_rows:
+                    raise self._is_shorter()
+                deferred.become(handle)
+            del self._unread[0]
 
     def _skip_to(self, number: int) -> None:
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from collections.abc import Mapping
 from typing import Any, Final
 
 from daskdist.errors import FileError
-from daskdist.storage.atomic_file import put
+from daskdist.storage.atomic_file import is_on_disk, put
 from daskdist.storage.filesystem import Storage
 from daskdist.url_secrets import shown_cause
 
@@ -22,11 +23,20 @@ class Journal:
     ----------
     work_dir
         The directory, local or of any file system that fsspec knows; it is created if it does not exist.
+
+    Notes
+    -----
+    Datasets may hold passwords, such as storage options: on a local disk, only the user of the scheduler can read a
+    directory that was created here, and the files in any.
     """
 
     def __init__(self, work_dir: str) -> None:
         self.work_dir = work_dir
         self._fs, self._path = Storage().located(work_dir)
+        if is_on_disk(self._fs) and not os.path.exists(self._path):
+            os.makedirs(self._path, mode=0o700, exist_ok=True)
+            # The umask may have left out permissions of the user, too.
+            os.chmod(self._path, 0o700)
         self._fs.makedirs(self._path, exist_ok=True)
 
     def load(self) -> dict[Any, Any]:
@@ -57,6 +67,6 @@ class Journal:
         for key, value in sorted(changes.items(), key=lambda item: item[1] is None):
             path = f"{self._path}/{hashlib.sha256(repr(key).encode()).hexdigest()}{_SUFFIX}"
             if value is not None:
-                put(self._fs, path, pickle.dumps((key, value)))
+                put(self._fs, path, pickle.dumps((key, value)), is_private=True)
             elif self._fs.exists(path):
                 self._fs.rm_file(path)

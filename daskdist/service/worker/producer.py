@@ -21,7 +21,7 @@ from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.stream.interpreter import Interpreter
-from daskdist.execute.stream.local_iterator import rows_by
+from daskdist.execute.stream.local_iterator import first_elements, rows_by
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.independent_pieces import pieces_of
@@ -361,7 +361,7 @@ def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller
         node = pieces.cut(*spec.lease)
     policy = _SHARED_OUT.get(spec.options.mode)
     if policy is not None:
-        _, shares = autoshard(node, policy, spec.count)
+        _, shares = autoshard(node, policy, spec.count, lambda names, number: first_elements(plan(names), number))
         node = shares[spec.index % len(shares)]
     if client is not None:
         return plan(node), _OnAllWorkers(client)
