@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
-
-from distributed.comm import connect
 
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.compute_key import lost_data_error
@@ -214,16 +211,6 @@ async def give_up(client: Any, silent: Sequence[str]) -> None:
         on_error="return",
         stimulus_id="daskdist-silent-workers",
     )
-
-
-async def answers(nannies: Collection[str], dask_scheduler: Scheduler) -> bool:
-    """Return whether one of the processes that restart workers is there."""
-    for nanny in nannies:
-        with contextlib.suppress(OSError):
-            comm = await connect(nanny, timeout=_RESTART_S, **dask_scheduler.connection_args)
-            comm.abort()
-            return True
-    return False
 
 
 async def cancel_lost_tasks(

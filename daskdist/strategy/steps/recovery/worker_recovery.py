@@ -13,12 +13,12 @@ from distributed import Client
 
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import closed_error, run_on_scheduler, run_on_workers
-from daskdist.execute.callers.live_workers import LiveWorkers, answers, cancel_lost_tasks
+from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
-from daskdist.strategy.steps.remote.on_scheduler import note_in_use
+from daskdist.strategy.steps.remote.on_scheduler import answers, note_in_use
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install
 from daskdist.strategy.steps.sending.sent_objects import SentObjects

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from distributed import Client, Scheduler
@@ -22,6 +22,8 @@ from daskdist.strategy.steps.stream import RELAY
 logger: Final = logging.getLogger("daskdist")
 
 _NAME: Final = "daskdist-steps"
+# Seconds within which a process that restarts workers accepts a connection.
+_ANSWERS_WITHIN_S: Final = 5.0
 # The schedulers for which the warning was logged.
 _warned: Final[set[str]] = set()
 
@@ -139,3 +141,13 @@ def _release(client: str, token: str, dask_scheduler: Scheduler) -> None:
     if plugin is not None:
         plugin.used.pop((client, token), None)
         plugin.figures.program_ended(token)
+
+
+async def answers(nannies: Collection[str], dask_scheduler: Scheduler) -> bool:
+    """Return whether one of the processes that restart workers is there."""
+    for nanny in nannies:
+        with contextlib.suppress(OSError):
+            comm = await connect(nanny, timeout=_ANSWERS_WITHIN_S, **dask_scheduler.connection_args)
+            comm.abort()
+            return True
+    return False
