@@ -207,6 +207,20 @@ def test_a_pass_continues_if_the_scheduler_is_lost_while_it_is_asked(started, tm
         assert sorted(seen) == list(range(_ROWS))
 
 
+def test_a_scheduler_that_does_not_answer_for_a_while_is_not_lost(started, tmp_path):
+    scheduler, address = cluster(started, 0)
+    with Client(address, set_as_default=False) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        steps = strategy.distribute_dataset(Dataset.range(_ROWS).shuffle(30, seed=1).batch(4))
+        seen = []
+        for number, step in enumerate(steps):
+            if number in (3, 40):
+                # Workers are told at once of steps that need tasks of which the scheduler learns when it goes on.
+                scheduler.send_signal(signal.SIGSTOP)
+                threading.Timer(9.5, scheduler.send_signal, (signal.SIGCONT,)).start()
+            seen += rows_of(strategy, strategy.run(np.asarray, args=(step,)))
+        assert sorted(seen) == list(range(_ROWS))
+
+
 @pytest.mark.parametrize("rows", [of_files, of_function])
 def test_a_pass_in_a_captured_function_continues(started, tmp_path, rows):
     scheduler, address = cluster(started, 0)

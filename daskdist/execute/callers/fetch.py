@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait as futures_wait
 from typing import Any, Final
@@ -18,11 +17,10 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.cluster_requests import ask_from_worker, ask_scheduler
 from daskdist.execute.callers.compute_key import RemoteResult, is_future, lost_data_error
 from daskdist.execute.callers.submit import Submit
+from daskdist.waiting import wait_intervals
 
 # Seconds between two checks of whether the awaited data can still arrive.
 _CHECK_EVERY_S: Final = 1.0
-# Seconds to wait for data that is being moved or computed again.
-_TIMEOUT_S: Final = 8.0
 _RETRY_EVERY_S: Final = 0.05
 _ENDED: Final = (Status.closing, Status.closed, Status.failed)
 
@@ -116,8 +114,8 @@ class WorkerFetch:
     async def _fetch(self, remote: RemoteResult) -> Any:
         worker, key = self._worker, remote.key
         holders: Sequence[str] = remote.workers
-        deadline = time.monotonic() + _TIMEOUT_S
-        while True:
+        # Only an answer of the scheduler is a loss, however long it takes.
+        for within_s in wait_intervals(str(key), "timeouts.data", _RETRY_EVERY_S):
             if key in worker.data:
                 return worker.data[key]
             other_holders = [address for address in holders if address != worker.address]
@@ -125,10 +123,11 @@ class WorkerFetch:
             if key in data:
                 return data[key]
             status = (await ask_from_worker(worker, "get_task_status", keys=[key]))[key]
-            if status in (None, "released", "forgotten", "erred") or time.monotonic() > deadline:
-                raise lost_data_error(key)
-            await asyncio.sleep(_RETRY_EVERY_S)
+            if status in (None, "released", "forgotten", "erred"):
+                break
+            await asyncio.sleep(within_s)
             holders = await self._holders_of(key)
+        raise lost_data_error(key)
 
     async def _holders_of(self, key: Any) -> Sequence[str]:
         # The scheduler is asked only after the holders known so far no longer have the data.

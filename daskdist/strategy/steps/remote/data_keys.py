@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import pickle
 import weakref
 from typing import Any, Final
 
@@ -18,8 +18,9 @@ from daskdist.waiting import wait_intervals
 # Seconds to wait for a task before the first query for it; later queries are less frequent.
 _FIRST_LOOK_S: Final = 0.02
 _MOST_LOOK_S: Final = 0.5
-# Seconds for which the scheduler may not know a task yet, or may be recomputing it.
-_PATIENCE_S: Final = 8.0
+# The scheduler may not know a task yet, or may be about to recompute it: so many answers in a row that it does not have
+# it, half a second apart, are a loss. Time in which it does not answer is none.
+_MOST_NOT_THERE: Final = 20
 _NOT_THERE: Final = (None, "released", "forgotten", "erred")
 _PLUGIN: Final = "daskdist-keys"
 
@@ -66,7 +67,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
 
     async def _bring(self, key: Any, event: asyncio.Event) -> Any:
         worker, look_s = self._worker, _FIRST_LOOK_S
-        last_seen = time.monotonic()
+        num_not_there = 0
         # This wait has no limit of its own: the program, which waits for the call, has one.
         waiting = wait_intervals(lambda: self._name_of(key), None, _MOST_LOOK_S)
         while True:
@@ -83,10 +84,16 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
                 data = await self._from_others(key)
                 if data is not None:
                     return data[key]
-            if status not in _NOT_THERE:
-                last_seen = time.monotonic()
-            elif time.monotonic() > last_seen + _PATIENCE_S:
+            is_there = status not in _NOT_THERE or await self._may_come()
+            num_not_there = 0 if is_there else num_not_there + 1
+            if num_not_there > _MOST_NOT_THERE:
                 raise lost_data_error(key)
+
+    async def _may_come(self) -> bool:
+        # A busy scheduler takes seconds to read the tasks that clients submit, and answers meanwhile.
+        request = {"function": pickle.dumps(_is_reading_tasks), "args": pickle.dumps(()), "kwargs": pickle.dumps({})}
+        answer = await ask_from_worker(self._worker, "run_function", **request)
+        return bool(answer.get("result"))
 
     def _name_of(self, key: Any) -> str:
         is_paused = self._worker.status is Status.paused
@@ -114,6 +121,10 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
         worker = self._worker
         holders = (await ask_from_worker(worker, "who_has", keys=[key])).get(key, ())
         return [address for address in holders if address != worker.address]
+
+
+def _is_reading_tasks(dask_scheduler: Any) -> bool:
+    return bool(getattr(dask_scheduler, "_active_graph_updates", 0))
 
 
 def data_keys_of(worker: Worker) -> DataKeys:
