@@ -178,7 +178,6 @@ OF_DASK_AND_PYTHON = {
     "client._event_handlers",
     "client._run",
     "client._run_on_scheduler",
-    "getattr(dask_scheduler, '_active_graph_updates', 0)",
     "dask_scheduler._active_graph_updates",
     "dask_worker._async_instructions",
     "future._exception",

@@ -46,7 +46,7 @@ class Counter:
     def __call__(self, number):
         with self.lock:
             self.reads[number] = self.reads.get(number, 0) + 1
-            self.threads.add(threading.current_thread().name)
+            self.threads.add(threading.get_ident())
 
     @property
     def total(self):

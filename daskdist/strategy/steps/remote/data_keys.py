@@ -124,7 +124,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
 
 
 def _is_reading_tasks(dask_scheduler: Any) -> bool:
-    return bool(getattr(dask_scheduler, "_active_graph_updates", 0))
+    return bool(dask_scheduler._active_graph_updates)
 
 
 def data_keys_of(worker: Worker) -> DataKeys:
