@@ -55,6 +55,16 @@ class SkippingByArithmetic(Protocol):
 
 
 @runtime_checkable
+class SkippingUnread(SkippingByArithmetic, Protocol):
+    """A cursor that can skip elements in a first pass, too, if ``skips_unread``."""
+
+    @property
+    def skips_unread(self) -> bool:
+        """True if nothing needs to see the elements that are skipped, and their number is known."""
+        ...
+
+
+@runtime_checkable
 class NotingPosition(Protocol):
     """A cursor whose later elements depend on the earlier ones, or which knows it of its input."""
 
@@ -208,7 +218,7 @@ class Split:
 
 @dataclass(frozen=True)
 class LazySplits(Sequence[Split]):
-    """Splits that are created when they are accessed."""
+    """Splits that are created when they are accessed; all but the last have the same number of rows."""
 
     number: int
     make: Callable[[int], Split]

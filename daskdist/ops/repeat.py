@@ -8,10 +8,10 @@ from typing import Final
 
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection.runs import Run
-from daskdist.core.selection.skipping import whole_parts
+from daskdist.core.selection.skipping import skip_unread, whole_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,15 @@ class Repeat(Transformation):
         return cardinality.multiply(self.source.cardinality, self._count)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Arrange(inputs, RepeatRows(self._count), inputs[0].grouped, name=self.name)
+        # Each pass has as many elements only if none can fail or is kept from another pass.
+        is_even = all(map(_keeps_all, walk(self.source))) and self.source.cardinality > 0
+        rows = RepeatRows(self._count, self.source.cardinality if is_even else None)
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
+
+
+def _keeps_all(node: Node) -> bool:
+    is_in_memory = not node.inputs and node.is_cheap and node.reads_files is False
+    return is_in_memory or node.facts.keeps_rows or node.facts.by_count or isinstance(node, Repeat)
 
 
 # The most empty passes to accept: with random operations, a pass may have elements after empty ones.
@@ -44,12 +52,13 @@ _MOST_EMPTY: Final = 1000
 
 @dataclass(frozen=True)
 class RepeatRows:
-    """Row arithmetic of ``repeat``."""
+    """Row arithmetic of ``repeat``; ``length`` is the number of elements of each pass, if it is known."""
 
     count: int
+    length: int | None = None
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return RepeatCursor(inputs[0], epoch, self.count, context)
+        return RepeatCursor(inputs[0], epoch, self.count, context, self.length)
 
 
 @dataclass
@@ -60,20 +69,29 @@ class RepeatCursor:
     epoch: Epoch
     count: int
     context: Context
+    length: int | None = None
     passes: int = 0
     current: Cursor | None = None
     is_empty: bool = True
     # The number of elements of the running pass so far.
     num_elements: int = 0
 
+    @property
+    def skips_unread(self) -> bool:
+        """Return whether all passes have the same number of elements, which is known."""
+        return self.length is not None
+
     def skip(self, num_elements: int) -> int:
         """Skip complete passes without reading them, and elements of the next one."""
-        self.passes, num_skipped = whole_parts(self.context.lengths(), num_elements)
+        lengths = self.context.lengths()
+        if self.length is not None:
+            lengths = [(self.length, self.count if self.count >= 0 else num_elements // self.length + 1)]
+        self.passes, num_skipped = whole_parts(lengths, num_elements)
         self.is_empty = not num_skipped
         self.context.note_passes_over(self.passes)
-        if num_skipped < num_elements:
+        if num_skipped < num_elements and self.passes != self.count:
             self.current = self.opener((*self.epoch, self.passes))
-            self.num_elements = self.current.skip(num_elements - num_skipped)  # type: ignore[attr-defined]
+            self.num_elements = skip_unread(self.current, num_elements - num_skipped)
             self.is_empty = not num_skipped + self.num_elements
         return num_skipped + self.num_elements
 
@@ -87,7 +105,8 @@ class RepeatCursor:
                 if self.is_empty and (self.count < 0 or self.passes == _MOST_EMPTY):
                     # No elements so far: endless empty passes would hang.
                     raise
-                self.context.note_length(self.passes, self.num_elements)
+                if self.length is None:
+                    self.context.note_length(self.passes, self.num_elements)
                 self.current, self.num_elements = None, 0
                 self.passes += 1
                 continue

@@ -9,6 +9,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, ByCursor, Cursor, Primitive
 from daskdist.core.selection.runs import Run
+from daskdist.core.selection.skipping import may_skip_unread, skip_unread
 from daskdist.ops.take import TakeCursor
 
 
@@ -44,6 +45,11 @@ class SkipCursor:
     source: Cursor
     left: int
 
+    @property
+    def skips_unread(self) -> bool:
+        """Return whether its input can skip elements without reading them."""
+        return may_skip_unread(self.source)
+
     def skip(self, num_elements: int) -> int:
         """Skip more elements."""
         num_skipped: int = self.source.skip(self.left + num_elements) - self.left  # type: ignore[attr-defined]
@@ -51,6 +57,7 @@ class SkipCursor:
         return num_skipped
 
     def pull(self) -> Run:
+        self.left -= skip_unread(self.source, self.left)
         while True:
             run: Run = self.source.pull()
             passed = min(self.left, len(run))

@@ -9,6 +9,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, ByCursor, Cursor, Exhausted, Primitive
 from daskdist.core.selection.runs import Run
+from daskdist.core.selection.skipping import may_skip_unread
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,11 @@ class TakeCursor:
 
     source: Cursor
     left: int
+
+    @property
+    def skips_unread(self) -> bool:
+        """Return whether its input can skip elements without reading them."""
+        return may_skip_unread(self.source)
 
     def skip(self, num_elements: int) -> int:
         """Skip elements that would be returned."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import dask
 import numpy as np
 import pytest
@@ -290,3 +292,52 @@ def test_padding_is_no_infinity_unless_it_is_given(dtype, value):
 def test_more_numbers_than_can_be_counted_are_refused():
     with pytest.raises(errors.ArgumentError, match="range: there are more than 9223372036854775807 numbers"):
         Dataset.range(-(2**62), 2**63)
+
+
+# --- skipping without reading ---
+
+SKIPS_FAR = {
+    "a range": (Dataset.range(10**12).skip(10**12 - 3), [10**12 - 3, 10**12 - 2, 10**12 - 1]),
+    "passes": (Dataset.range(7).repeat().skip(7 * 10**9 + 5), [5, 6, 0, 1]),
+    "the end of passes": (Dataset.range(7).repeat(10**9).skip(7 * 10**9 - 2), [5, 6]),
+    "all passes": (Dataset.range(7).repeat(10**9).skip(7 * 10**9), []),
+    "more than all": (Dataset.range(7).repeat(10**9).skip(10**12), []),
+    "passes of passes": (Dataset.range(5).repeat(3).repeat().skip(15 * 10**9 + 6), [1, 2, 3]),
+    "of a part": (Dataset.range(10**12).take(10**11).skip(10**11 - 2), [10**11 - 2, 10**11 - 1]),
+    "twice": (Dataset.range(10**12).skip(10**11).skip(10**11), [2 * 10**11]),
+    "arrays": (Dataset.from_tensor_slices(np.arange(6)).prefetch(1).repeat().skip(6 * 10**8 + 4), [4, 5, 0]),
+    "a function after it": (Dataset.range(7).repeat().map(lambda x: x * 2).skip(7 * 10**9 + 5), [10, 12, 0]),
+    "a shard": (Dataset.range(10**12).skip(10**11).shard(7, 3), [10**11 + 3, 10**11 + 10]),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", SKIPS_FAR)
+def test_elements_far_ahead_come_at_once_and_so_does_the_rest_after_a_position(name):
+    dataset, expected = SKIPS_FAR[name]
+    assert [int(element) for element in dataset.take(len(expected))] == expected
+    iterator = iter(dataset)
+    for number in expected[:1]:
+        assert int(next(iterator)) == number
+        other = iter(dataset)
+        other.load_state_dict(iterator.state_dict())
+        rest = [int(element) for element in itertools.islice(other, len(expected) - 1)]
+        assert rest == expected[1:]
+
+
+def test_skipped_passes_of_a_shuffle_are_those_that_are_not_skipped():
+    dataset = Dataset.range(10).shuffle(10, seed=1).repeat(40)
+    elements = [int(element) for element in dataset.at_epoch(0)]
+    for count in (0, 9, 10, 123, 399, 400):
+        assert [int(element) for element in dataset.skip(count).at_epoch(0)] == elements[count:]
+    assert len({tuple(elements[start : start + 10]) for start in range(0, 400, 10)}) > 30
+
+
+def test_passes_with_failing_elements_or_a_cache_are_not_skipped_by_arithmetic():
+    failing = Dataset.range(10).map(lambda x: 1 // (0 if str(x) == "3" else 1) + x).repeat(5).ignore_errors()
+    elements = [int(element) for element in failing]
+    assert len(elements) == 45
+    kept = Dataset.range(10).shuffle(10, seed=2).cache().repeat(4)
+    assert [int(element) for element in kept.skip(25).at_epoch(0)] == [int(element) for element in kept.at_epoch(0)][
+        25:
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from daskdist.core.failing.failed_elements import FailedBeforeError
-from daskdist.core.primitive import Exhausted
+from daskdist.core.primitive import Exhausted, SkippingUnread
 from daskdist.errors import ArgumentError
 
 
@@ -31,6 +31,20 @@ def whole_parts(lengths: Iterable[tuple[int, int]], num_elements: int) -> tuple[
         if num_whole < number:
             break
     return num_parts, num_within
+
+
+def skip_unread(cursor: Any, num_elements: int) -> int:
+    """Skip at most so many elements by arithmetic, before any is pulled, and return how many.
+
+    It asks cursors that skip in a first pass as they do at a position: those of data whose numbers of rows are known,
+    and of operations on them that only count. Others have to see what they skip, such as a cache.
+    """
+    return int(cursor.skip(num_elements)) if may_skip_unread(cursor) and num_elements else 0
+
+
+def may_skip_unread(cursor: Any) -> bool:
+    """Return whether `skip_unread` may skip elements of a cursor."""
+    return isinstance(cursor, SkippingUnread) and cursor.skips_unread
 
 
 def advance(cursor: Any, num_elements: int, num_errors: int) -> None:

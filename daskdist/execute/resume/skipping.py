@@ -23,6 +23,8 @@ class SkippingCursor:
         Returns whether the stream is not at the position yet.
     """
 
+    skips_unread = True
+
     def __init__(self, cursor: Any, *, is_exact: bool, is_advancing: Callable[[], bool]) -> None:
         self.cursor: Cursor = cursor
         self._may_skip = not is_exact

@@ -19,6 +19,7 @@ from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.primitive import (
     Epoch,
     Exhausted,
+    LazySplits,
     NotReady,
     Read,
     Split,
@@ -46,6 +47,8 @@ _LEARNED: Final[WeakKeyDictionary[Any, tuple[int, int, int]]] = WeakKeyDictionar
 class ReadCursor(BlockCursor):
     """A cursor over the blocks of a source's splits."""
 
+    skips_unread = True
+
     def __init__(self, runtime: StreamRuntime, read: Read, path: Path, epoch: Epoch) -> None:
         super().__init__(runtime, read.factor, path, epoch, read.name, may_be_large=read.may_be_large)
         self.in_order = read.in_order
@@ -58,6 +61,8 @@ class ReadCursor(BlockCursor):
         self.num_rows = sys.maxsize if self.is_plain and runtime.caller.reports_freely else self._sizes.num_rows
         self._splits: Iterator[Split] | None = None
         self._split: Split | None = None
+        # All splits, if they are created when they are accessed and have the same number of rows.
+        self._even_splits: LazySplits | None = None
         # The workers that have the data of splits, and the number of splits assigned to each of them.
         self._locations: SplitLocations | None = None
         self._has_asked_locations = False
@@ -139,6 +144,14 @@ class ReadCursor(BlockCursor):
                     break
                 continue
             factor, left = self.factor or 1, (split.num_rows or 0) - self.offset
+            if not self.offset and left and self._even_splits is not None:
+                # Skip many splits at once.
+                number = min((num_rows - total) // (left * factor), len(self._even_splits) - 1 - self.number)
+                if number > 0:
+                    total += number * left * factor
+                    self.number, self._split = self.number + number, None
+                    self._splits = _splits_after(self.number, self._even_splits)
+                    continue
             if left * factor <= num_rows - total:
                 total += left * factor
                 self._pass_to(split, None)
@@ -287,7 +300,9 @@ class ReadCursor(BlockCursor):
 
     def _splits_from(self, number: int) -> Iterator[Split]:
         by_epoch = self.read.splits_of
-        return _splits_after(number, self.read.splits() if by_epoch is None else by_epoch(self.epoch))
+        splits = self.read.splits() if by_epoch is None else by_epoch(self.epoch)
+        self._even_splits = splits if isinstance(splits, LazySplits) else None
+        return _splits_after(number, splits)
 
     def _stop(self, split: Split) -> tuple[int | None, bool]:
         # Return the row of the split at which to stop reading now, or None to read the split whole; and whether that is
