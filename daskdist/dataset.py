@@ -418,7 +418,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         >>> from pathlib import Path
         >>> names = Dataset.list_files(str(Path(__file__).parent / "*.py"), shuffle=False)
         >>> [Path(str(path)).name for path in names.take(2)]
-        ['config.py', 'context_variables.py']
+        ['call_progress.py', 'config.py']
         """
         if shuffle is not None:
             yes_or_no("list_files", "shuffle", shuffle)

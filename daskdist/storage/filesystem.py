@@ -458,9 +458,9 @@ def _listed_local(path: str, suffixes: tuple[str, ...]) -> Listing:
             return Listing([], [])
         files = without_directories(matches(path), os.path.isdir, path)
         return Listing(files, matches(_manifests_beside(path)), is_glob=True)
-    found = list(files_below(path))
-    files = [name for name in found if not is_hidden(os.path.basename(name))]
-    manifests = [name for name in found if is_manifest_name(os.path.basename(name))]
+    below = list(files_below(path))
+    files = [name for name in below if not is_hidden(basename(name))]
+    manifests = [name for name in below if is_manifest_name(basename(name))]
     return Listing(sorted(with_suffix(files, suffixes, path)), sorted(manifests))
 
 

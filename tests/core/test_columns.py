@@ -152,7 +152,7 @@ def test_a_result_that_is_no_element_is_told_with_its_row():
         list(Dataset.range(4).map(lambda x: float(x) if x != 3 else (1.0, 2.0)))
     with pytest.raises(
         errors.UserFunctionError,
-        match=r"is 1180591620717411303424, which does not fit.* on row 1 of",
+        match=r"the number 1180591620717411303424 does not fit.* on row 1 of",
     ):
         list(Dataset.range(4).map(lambda x: 2**70 if x == 1 else int(x)))
 

@@ -22,7 +22,7 @@ from programs import Program
 
 import daskdist
 from daskdist import errors
-from daskdist.config import collective_s
+from daskdist.config import seconds
 from daskdist.strategy.collectives.liveness import _within
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, left_error
@@ -174,7 +174,7 @@ def test_exactly_the_missing_replicas_are_named(start_cluster, tmp_path, kind, m
             values = strategy.run(with_some_missing, args=args)
         assert_told(strategy.local_results(values), missing, 0.5)
     # The workers have the default again, for other tests.
-    assert set(client.run(collective_s).values()) == {300}
+    assert set(client.run(seconds, "timeouts.collective").values()) == {300}
 
 
 @pytest.mark.parametrize("kind", ["large", "merge_call"])

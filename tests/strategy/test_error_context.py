@@ -47,7 +47,6 @@ def test_context_is_added_to_any_error(error, message):
         lambda ds, path: ds.to_tfrecord(path),
         lambda ds, path: ds.save(path),
         lambda ds, path: ds.to_pandas(),
-        lambda ds, path: ds.describe(),
         lambda ds, path: list(ds.split(0.5, seed=0, by="text")[0]),
         lambda ds, path: list(ds.split(0.5, seed=0, stratify="text")[0]),
         lambda ds, path: list(ds.kfold(2, seed=0, stratify="text")[0][0]),

@@ -486,7 +486,7 @@ def test_an_error_is_raised_at_its_step(parquet_files):
         actual = strategy.run(until_it_fails, args=(distributed,)).values
     num_steps, kind, _ = expected.split(maxsplit=2)
     assert 0 < int(num_steps) <= 40
-    assert kind == "FileError"
+    assert kind == "DamagedFileError"
     assert paths[2] in expected
     for result in actual:
         assert result.startswith(expected)

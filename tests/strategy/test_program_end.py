@@ -51,8 +51,10 @@ def start(processes):
     client = Client(cluster)
     return daskdist.MultiWorkerMirroredStrategy(client)
 
-batches = daskdist.Dataset.range(20_000).shuffle(100).batch(8).repeat()
-generated = daskdist.Dataset.from_generator(endless, daskdist.TensorSpec((), "int64")).batch(4)
+# Nothing warns of a policy that the program gives.
+by_data = daskdist.Options(auto_shard_policy="DATA")
+batches = daskdist.Dataset.range(20_000).shuffle(100).batch(8).repeat().with_options(by_data)
+generated = daskdist.Dataset.from_generator(endless, daskdist.TensorSpec((), "int64")).batch(4).with_options(by_data)
 
 if __name__ == "__main__":
 """

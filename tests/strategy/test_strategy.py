@@ -273,9 +273,13 @@ def test_a_large_argument_and_large_data_in_memory(strategy):
 def test_an_object_all_replicas_return_comes_bare():
     shared = np.ones(3)
     strategy = mirrored(2)
-    assert strategy.run(lambda: shared) is shared
+    bare = strategy.run(lambda: shared)
     actual = strategy.run(lambda x: (shared, x), args=(arrays(1, 2),))
-    assert actual[0] is shared
+    # These are copies, which the function cannot fill again.
+    shared[:] = 7
+    for value in (bare, actual[0]):
+        assert type(value) is np.ndarray
+        assert value.tolist() == [1, 1, 1]
     assert isinstance(actual[1], PerReplica)
     assert isinstance(strategy.run(lambda: np.ones(3)), PerReplica)
 
@@ -436,6 +440,11 @@ def part_of_a_loop(strategy, ds, num_steps, use):
             return
 
 
+def slowly(row):
+    time.sleep(0.01)
+    return row
+
+
 def look(strategy, batch):
     strategy.local_results(batch)
 
@@ -490,7 +499,8 @@ def test_an_error_leaves_nothing_on_the_cluster(client, parquet_files):
 
 def test_a_loop_left_half_way_leaves_no_threads(parquet_files):
     before = threads_of_passes()
-    ds = read_parquet(parquet_files(30, files=4, row_group=5), "id").shuffle(20).batch(6).prefetch(2)
+    # Reading takes some time, so that it goes on when the loop is left.
+    ds = read_parquet(parquet_files(30, files=4, row_group=5), "id").map(slowly).shuffle(20).batch(6).prefetch(2)
     for strategy in (mirrored(1), mirrored(2)):
         part_of_a_loop(strategy, ds, 3, look)
         iterator = iter(strategy.distribute_dataset(ds))

@@ -153,9 +153,13 @@ class _Pool:
         return future
 
     def _work(self) -> None:
+        # The thread is used for other calls later, and its name says whether it reads.
+        thread = threading.current_thread()
+        idle, thread.name = thread.name, "daskdist"
         while True:
             with self._changed:
                 if not self._waiting:
+                    thread.name = idle
                     self._num_threads -= 1
                     self._changed.notify_all()
                     return

@@ -7,7 +7,7 @@ from typing import Any
 
 from daskdist.core.failing.failed_elements import FailedBeforeError
 from daskdist.core.primitive import Cursor, Exhausted, NotingPosition, SkippingByArithmetic
-from daskdist.core.selection.skipping import shorter
+from daskdist.core.selection.skipping import may_skip_unread, shorter
 
 
 class SkippingCursor:
@@ -23,8 +23,6 @@ class SkippingCursor:
         Returns whether the stream is not at the position yet.
     """
 
-    skips_unread = True
-
     def __init__(self, cursor: Any, *, is_exact: bool, is_advancing: Callable[[], bool]) -> None:
         self.cursor: Cursor = cursor
         self._may_skip = not is_exact
@@ -32,6 +30,11 @@ class SkippingCursor:
         # The number of elements that were skipped or pulled until the position.
         self._num_pulled = 0
         self._rest: Any = None
+
+    @property
+    def skips_unread(self) -> bool:
+        """Return whether the cursor skips elements without reading them, wherever the position is."""
+        return may_skip_unread(self.cursor)
 
     def pull(self) -> Any:
         self._may_skip = False
