@@ -104,7 +104,8 @@ class Block:
         if not all(map(first.is_like, blocks)):
             raise StackError(f"blocks of different shapes or dtypes do not concatenate: {', '.join(map(repr, blocks))}")
         leaves = [concat(column) for column in zip(*[block.leaves for block in blocks], strict=True)]
-        return Block(first.structure, leaves, label)
+        # Their rows have no common numbers.
+        return Block(first.structure, leaves, label, Origin(label, is_exact=False))
 
     def is_like(self, other: Block) -> bool:
         """Return whether the rows of both have the same structure, shapes and dtypes."""
@@ -345,7 +346,7 @@ def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
     if len(blocks) == len(parts) and all(map(blocks[0].is_like, blocks)):
         return blocks[0] if len(blocks) == 1 else Block.concat(blocks, blocks[0].label)
     items = [part.item(index) for part in parts for index in range(len(part))]
-    return from_items(parts[0].structure, items, parts[0].label)
+    return from_items(parts[0].structure, items, parts[0].label, Origin(parts[0].label, is_exact=False))
 
 
 def without_rows(like: Leaves) -> Leaves:

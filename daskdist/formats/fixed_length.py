@@ -14,7 +14,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
 from daskdist.core.cardinality import counted
-from daskdist.core.failing.origin import Skipped
+from daskdist.core.failing.origin import Skipped, origin_from
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
@@ -146,7 +146,9 @@ class FixedLength:
     def read(self, split: Split) -> Block:
         if isinstance(split.payload, ByteRange):
             return self._block(split, self._ranges.read(split).data)
-        return self._block(split, self._body(split))
+        block = self._block(split, self._body(split))
+        block.origin = origin_from(split.path, split.payload.start, len(block))
+        return block
 
     def read_valid_rows(self, split: Split) -> Block:
         if not isinstance(split.payload, ByteRange):

@@ -20,6 +20,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from daskdist.core.block import Block, Rows
+from daskdist.core.failing.origin import origin_from
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import FIXED_SIZE_KINDS, LONE
@@ -144,7 +145,9 @@ class Npy:
         self.storage.check_unchanged(part.version, split.label)
         members = {member.name: member for member in part.members}
         with damage(split.label):
-            return part.arrays.block(lambda stored: self._rows(part, members[stored.name]), split.label)
+            block = part.arrays.block(lambda stored: self._rows(part, members[stored.name]), split.label)
+        block.origin = origin_from(split.path, part.start, len(block))
+        return block
 
     def check(self, spec: ElementSpec) -> None:
         if check_writable(spec, ".npy", FIXED_SIZE_KINDS, _ADVICE) != [LONE_NAME]:

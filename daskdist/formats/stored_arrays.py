@@ -24,7 +24,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows, merge
-from daskdist.core.failing.origin import Skipped
+from daskdist.core.failing.origin import Origin, SelectedOrigins, Skipped, origin_from
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -249,7 +249,9 @@ class RangeReader(ABC):
         """Return the rows of a range; ``label`` is their name in messages."""
 
     def read(self, split: Split) -> Block:
-        return self.rows(split.payload, split.label)
+        block = self.rows(split.payload, split.label)
+        block.origin = origin_from(split.path, split.payload.start, len(block))
+        return block
 
     def read_valid_rows(self, split: Split) -> Block:
         """Read the valid rows; the rows between two ends of chunks are left out together."""
@@ -263,16 +265,19 @@ class RangeReader(ABC):
             if row > part.start
         }
         kept: list[Block] = []
+        numbers: list[int] = []
         notes: list[Skipped] = []
         for start, stop in pairwise([part.start, *sorted(ends), part.stop]):
             label = rows_label(path, start, stop)
             try:
                 kept.append(self.rows(replace(part, start=start, stop=stop), label))
+                numbers += range(start, stop)
             except DamagedFileError as error:
                 if not kept and stop == part.stop:
                     raise
                 notes.append(Skipped(label, str(error)))
         block = Block.concat(kept, split.label) if len(kept) > 1 else kept[0]
+        block.origin = SelectedOrigins([Origin(path)], numbers)
         block.skipped = tuple(notes)
         return block
 

@@ -46,7 +46,8 @@ class Counter(Source):
         return Pieces(INFINITE, self._cut) if self.step else None
 
     def _cut(self, first: int, stop: int) -> Range:
-        return Range(self.start + first * self.step, self.start + stop * self.step, self.step, self.dtype)
+        start, end = self.start + first * self.step, self.start + stop * self.step
+        return Range(start, end, self.step, self.dtype, cut_from=(self.name, first))
 
     def endless_splits(self) -> EndlessSplits:
         """Return the splits, which are endless."""

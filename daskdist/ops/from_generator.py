@@ -14,7 +14,7 @@ import numpy as np
 from daskdist.call_progress import note_call
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.failing.origin import Origin
+from daskdist.core.failing.origin import origin_from
 from daskdist.core.functions.kept_values import keep_as_they_are
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Source
@@ -143,8 +143,8 @@ class Generated:
 
     def rows(self, items: Sequence[Leaves], first: int) -> Block | Bundle:
         """Return elements as rows; ``first`` is the number of the first one."""
-        label = f"from_generator elements {first} on"
-        return from_items(self.signature.structure, items, label, Origin(label))
+        origin = origin_from("from_generator", first, len(items))
+        return from_items(self.signature.structure, items, f"from_generator elements {first} on", origin)
 
     def _checked(self, generator: UserFunction, args: tuple[Any, ...]) -> Generator[Leaves, None, None]:
         note_call(generator)

@@ -23,10 +23,19 @@ from daskdist.errors import ArgumentError
 
 @dataclass(frozen=True, eq=False)
 class FromTensorSlices(Source):
-    """Elements that are the rows of arrays in memory."""
+    """Elements that are the rows of arrays in memory.
+
+    Parameters
+    ----------
+    structure, leaves
+        The nest of arrays.
+    first
+        The number of the first row in the arrays that these were cut from.
+    """
 
     structure: Structure
     leaves: tuple[Any, ...] = field(repr=False)
+    first: int = field(default=0, repr=False)
 
     name = "from_tensor_slices"
     facts = Facts()
@@ -86,7 +95,7 @@ class FromTensorSlices(Source):
         return Pieces(self.cardinality, self._cut)
 
     def _cut(self, first: int, stop: int) -> FromTensorSlices:
-        return replace(self, leaves=tuple(leaf[first:stop] for leaf in self.leaves))
+        return replace(self, leaves=tuple(leaf[first:stop] for leaf in self.leaves), first=self.first + first)
 
     def splits(self) -> Sequence[Split]:
         num_rows = self.cardinality
@@ -98,8 +107,8 @@ class FromTensorSlices(Source):
             block = Block(
                 self.structure,
                 [leaf[start:stop] for leaf in self.leaves],
-                f"from_tensor_slices rows {start} on",
-                origin_from("from_tensor_slices", start, stop - start),
+                f"from_tensor_slices rows {self.first + start} on",
+                origin_from("from_tensor_slices", self.first + start, stop - start),
             )
             splits.append(Split(block.label, block, stop - start, block.nbytes))
         return splits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,21 @@ from daskdist.errors import ArgumentError
 
 @dataclass(frozen=True, eq=False)
 class Range(Source):
-    """The integers from ``start`` up to ``stop``, ``step`` apart, as scalars."""
+    """The integers from ``start`` up to ``stop``, ``step`` apart, as scalars.
+
+    Parameters
+    ----------
+    start, stop, step, output_type
+        The arguments.
+    cut_from
+        The name in messages of the source that it is a piece of, and the number of its first element there.
+    """
 
     start: int
     stop: int
     step: int = 1
     output_type: Any = np.int64
+    cut_from: tuple[str, int] = field(default=("range", 0), repr=False)
 
     name = "range"
     facts = Facts()
@@ -56,16 +65,18 @@ class Range(Source):
         return len(range(self.start, self.stop, self.step))
 
     def splits(self) -> Sequence[Split]:
-        numbers = Numbers(self.start, self.step, self.cardinality)
+        name, place = self.cut_from
+        numbers = Numbers(self.start, self.step, self.cardinality, place)
         size = max(in_bytes("split-bytes") // 8, 1)
-        return LazySplits(-(-len(numbers) // size), CutNumbers(numbers, size, self.name))
+        return LazySplits(-(-len(numbers) // size), CutNumbers(numbers, size, name))
 
     def pieces(self) -> Pieces:
         return Pieces(self.cardinality, self._cut)
 
     def _cut(self, first: int, stop: int) -> Range:
         numbers = range(self.start, self.stop, self.step)[first:stop]
-        return replace(self, start=numbers.start, stop=numbers.stop)
+        name, place = self.cut_from
+        return replace(self, start=numbers.start, stop=numbers.stop, cut_from=(name, place + first))
 
     @property
     def rows_at(self) -> Callable[[np.ndarray[Any, Any]], Block]:
@@ -74,8 +85,9 @@ class Range(Source):
     def _rows_at(self, places: np.ndarray[Any, Any]) -> Block:
         """Return the elements at these places."""
         numbers = self.start + places.astype(np.int64) * self.step
-        origin = SelectedOrigins([Origin(self.name)], places)
-        return Block(LONE, [numbers.astype(self.output_type, copy=False)], self.name, origin)
+        name, place = self.cut_from
+        origin = SelectedOrigins([Origin(name)], places + place)
+        return Block(LONE, [numbers.astype(self.output_type, copy=False)], name, origin)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Read(self.splits, ReadNumbers(np.dtype(self.output_type)), self.name, divide=divide_numbers)
@@ -124,7 +136,7 @@ class CutNumbers:
     def __call__(self, index: int) -> Split:
         start = index * self.size
         part = self.numbers.cut(start, start + self.size)
-        return numbered_split(self.name, start, part, len(part))
+        return numbered_split(self.name, part.place, part, len(part))
 
 
 def numbered_split(name: str, start: int, payload: Any, num_rows: int) -> Split:

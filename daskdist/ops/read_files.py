@@ -14,6 +14,7 @@ from typing import Any, Final
 from daskdist.config import num_threads
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.failing.error_copy import copied_error
+from daskdist.core.failing.origin import Origin
 from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.file_backed_source import FileBackedSource, FileShare
 from daskdist.core.node import Facts, Node, Pieces
@@ -389,6 +390,9 @@ class ReadValidRows:
             with damage(split.label):
                 rows = self.format.read_valid_rows(split)
             rows.skipped = tuple(replace(note, file=note.file or split.path) for note in rows.skipped)
+            if isinstance(rows, Block) and rows.skipped and rows.origin == Origin(split.label):
+                # Rows after one that is left out have other numbers here than in the split.
+                rows.origin = Origin(split.label, is_exact=False)
             return rows
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.failing.origin import Origin, SelectedOrigins
 from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Arrange, ByCursor, Compute, Cursor, Primitive
 from daskdist.core.ragged import Ragged
@@ -121,6 +122,7 @@ def unbatch_rows(rows: Rows) -> Block | Bundle:
         if block is not None:
             return block
     items: list[tuple[Any, ...]] = []
+    counts: list[int] = []
     for index in range(len(rows)):
         leaves = rows.item(index)
         _check_rows(rows, leaves, index)
@@ -129,7 +131,15 @@ def unbatch_rows(rows: Rows) -> Block | Bundle:
             raise StackError(f"unbatch: leaves of {rows.where(index)} differ in their number of rows: {lengths}")
         # Items of arrays of strings are Python strings, and become arrays again.
         items += zip(*[map(as_array, leaf) for leaf in leaves], strict=True)
-    return from_items(rows.structure, items, rows.label)
+        counts += list(lengths.values())[:1]
+    return from_items(rows.structure, items, rows.label, _origin(rows, counts))
+
+
+def _origin(rows: Rows, counts: Any) -> Origin | SelectedOrigins:
+    # Return the origin of the rows of elements, which messages name by their element.
+    if not isinstance(rows, Block):
+        return Origin(rows.label, is_exact=False)
+    return SelectedOrigins([rows.origin], np.repeat(np.arange(len(rows)), counts))
 
 
 def _check_rows(rows: Rows, leaves: Leaves, index: int) -> None:
@@ -155,4 +165,4 @@ def _reshaped(block: Block) -> Block | None:
                 return None
             # The number of rows is given, since NumPy cannot infer it for rows without values.
             leaves.append(leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]))
-    return Block(block.structure, leaves, block.label)
+    return Block(block.structure, leaves, block.label, _origin(block, lengths))

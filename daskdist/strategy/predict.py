@@ -13,7 +13,7 @@ import optree
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
-from daskdist.core.failing.origin import Origin
+from daskdist.core.failing.origin import origin_from
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Stream
 from daskdist.core.spec import ElementSpec, SpecUnknown, known_spec
@@ -117,8 +117,8 @@ class PredictedBatches:
 
     def rows(self, items: Sequence[Leaves], first: int) -> Block | Bundle:
         """Return batches as rows; ``first`` is the number of the first one."""
-        label = f"predict batches {first} on"
-        return from_items(self._structure, items, label, Origin(label))  # type: ignore[arg-type]
+        origin = origin_from("predict", first, len(items))
+        return from_items(self._structure, items, f"predict batches {first} on", origin)  # type: ignore[arg-type]
 
 
 def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset, args: Sequence[Any]) -> Dataset:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pickle
 
+import dask
+import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+import zarr
 
-from daskdist import Dataset, errors
+import daskdist
+from daskdist import Dataset, TensorSpec, errors
 from daskdist.core.block import Bundle
+from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.failed_elements import TryEach
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins
 from daskdist.core.structure import Structure
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
+from daskdist.passes.independent_pieces import pieces_of
 
 
 class _FailsOn:
@@ -72,6 +79,131 @@ def test_rows_are_counted_from_the_beginning_of_the_source(source, number):
 
     with pytest.raises(errors.UserFunctionError, match=rf"on row {number} of [a-z_]*$"):
         list(source.map(fails))
+
+
+def _fails_on_4103(x):
+    if x == 4103:
+        raise ValueError("not this one")
+    return x
+
+
+def _numbers():
+    yield from range(9000)
+
+
+def _in_files(kind, directory):
+    numbers = np.arange(9000)
+    if kind == "npy":
+        np.save(directory / "numbers.npy", numbers)
+        return daskdist.read_npy(str(directory / "numbers.npy"))
+    if kind == "hdf5":
+        with h5py.File(directory / "numbers.h5", "w") as file:
+            file.create_dataset("numbers", data=numbers, chunks=(100,))
+        return daskdist.read_hdf5(str(directory / "numbers.h5"), ["numbers"]).map(lambda x: x["numbers"])
+    if kind == "zarr":
+        zarr.create_array(str(directory / "numbers.zarr"), data=numbers, chunks=(100,))
+        return daskdist.read_zarr(str(directory / "numbers.zarr"))
+    if kind == "arrow":
+        table = pa.table({"numbers": numbers})
+        with pa.ipc.new_file(directory / "numbers.arrow", table.schema) as file:
+            file.write_table(table)
+        return daskdist.read_arrow(str(directory / "numbers.arrow")).map(lambda x: x["numbers"])
+    numbers.tofile(directory / "numbers.bin")
+    return daskdist.read_fixed_length(str(directory / "numbers.bin"), 8, dtype="i8")
+
+
+@pytest.mark.parametrize("kind", ["npy", "hdf5", "zarr", "arrow", "records"])
+def test_rows_of_files_do_not_depend_on_the_size_of_reads(kind, tmp_path):
+    with dask.config.set({"daskdist.split-bytes": 1000}):
+        source = _in_files(kind, tmp_path)
+        with pytest.raises(errors.UserFunctionError, match=r"on row 4103 of \S*numbers\.\w+( record batch 0)?$"):
+            list(source.skip(4000).map(_fails_on_4103))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (lambda: Dataset.range(9000), "range"),
+        (lambda: Dataset.counter().take(9000), "counter"),
+        (lambda: Dataset.from_tensor_slices(np.arange(9000)), "from_tensor_slices"),
+        (lambda: Dataset.from_list(list(range(9000))), "from_list"),
+        (lambda: Dataset.from_generator(_numbers, output_signature=TensorSpec((), "int64")), "from_generator"),
+    ],
+)
+@pytest.mark.parametrize("num_before", [0, 100, 4103])
+def test_rows_are_counted_from_the_beginning_after_a_position(source, name, num_before):
+    iterator = iter(source().map(_fails_on_4103))
+    for _ in range(num_before):
+        next(iterator)
+    rest = iter(source().map(_fails_on_4103))
+    rest.load_state_dict(iterator.state_dict())
+    with pytest.raises(errors.UserFunctionError, match=rf"on row 4103 of {name}$"):
+        list(rest)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Dataset.range(1, 18001, 2),
+        Dataset.counter(5).take(9000),
+        Dataset.from_tensor_slices(np.arange(9000)),
+        Dataset.range(9000).prefetch(2),
+        Dataset.range(100, 9100).skip(0),
+    ],
+    ids=str,
+)
+def test_pieces_of_pieces_name_the_rows_of_the_source(source):
+    def fails(number, x):
+        if number == 3:
+            raise ValueError("not this one")
+        return x
+
+    node = node_of(source)
+    piece = pieces_of(pieces_of(node).cut(4000, 5000)).cut(100, 200)
+    with pytest.raises(errors.UserFunctionError, match=r"row 4103 of (range|counter|from_tensor_slices)$"):
+        list(Dataset(piece).enumerate().map(fails))
+
+
+def test_rows_of_unbatched_arrays_are_named_by_their_element():
+    even = Dataset.from_tensor_slices(np.arange(9000).reshape(900, 10))
+    uneven = Dataset.range(900).map(lambda x: np.arange(x * 10, x * 10 + 8 + x % 3))
+    for source in (even.map(lambda x: x + 0), uneven):
+        with pytest.raises(errors.UserFunctionError, match=r"on row 410 of (range|from_tensor_slices)$"):
+            list(source.unbatch().map(_fails_on_4103))
+
+
+def test_rows_that_others_were_left_out_before_get_no_wrong_number(tmp_path):
+    lines = [f'{{"x": {number}}}' if number % 1000 != 7 else "broken" for number in range(5000)]
+    (tmp_path / "lines.json").write_text("\n".join(lines))
+    lenient = daskdist.read_json(str(tmp_path / "lines.json")).ignore_errors()
+    with pytest.raises(errors.UserFunctionError, match=r"on a row of \S*lines\.json bytes 0 to \d+$"):
+        list(lenient.map(lambda row: _fails_on_4103(row["x"])))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (lambda: Dataset.range(9000), "range"),
+        (lambda: Dataset.range(9000).skip(50).take(8000), "range"),
+        (lambda: Dataset.counter().take(9000), "counter"),
+        (lambda: Dataset.from_tensor_slices(np.arange(9000)), "from_tensor_slices"),
+        (lambda: Dataset.from_list(list(range(9000))), "from_list"),
+        (lambda: Dataset.from_generator(_numbers, output_signature=TensorSpec((), "int64")), "from_generator"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
+def test_the_service_names_the_rows_of_the_source(client, source, name, mode):
+    with pytest.raises(errors.DaskdistError, match=rf"on row 4103 of {name}\b"):
+        list(source().map(_fails_on_4103).serve(client, mode))
+
+
+@pytest.mark.cluster
+def test_rows_of_arrays_on_workers_are_counted_from_the_first(on_cluster):
+    with dask.config.set({"daskdist.split-bytes": 1000}):
+        ds = on_cluster.experimental_make_numpy_dataset(np.arange(9000)).map(_fails_on_4103).batch(10)
+        with pytest.raises(errors.UserFunctionError, match=r"on row 4103 of make_numpy_dataset$"):
+            list(map(on_cluster.local_results, on_cluster.distribute_dataset(ds)))
 
 
 @pytest.mark.cluster

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
-from daskdist.core.failing.origin import Skipped
+from daskdist.core.failing.origin import Skipped, origin_from
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import DamagedFileError
@@ -131,7 +131,10 @@ class Arrow(TableFiles):
         part: ArrowSplit = split.payload
         with self._opened(split) as batches, damage(split.label):
             table = self._table(batches.batches(part.start, part.stop), part)
-            return self._tables.block(table, split.label, split.path or "")
+            block = self._tables.block(table, split.label, split.path or "")
+        if part.rows is not None:
+            block.origin = origin_from(_batches_label(part), part.rows[0], len(block))
+        return block
 
     def read_valid_rows(self, split: Split) -> Block:
         part: ArrowSplit = split.payload
@@ -251,10 +254,14 @@ def _grouped(index: BatchIndex, size_of: Any, split_bytes: int) -> Iterator[tupl
         yield start, len(index.batches)
 
 
+def _batches_label(part: ArrowSplit) -> str:
+    many = f"es {part.start} to {part.stop - 1}" if part.stop - part.start > 1 else f" {part.start}"
+    return f"{part.version.path} record batch{many}"
+
+
 def _split(part: ArrowSplit, index: BatchIndex, size_of: Any, file: int) -> Split:
     path, batches = part.version.path, index.batches[part.start : part.stop]
-    many = f"es {part.start} to {part.stop - 1}" if part.stop - part.start > 1 else f" {part.start}"
-    label = f"{path} record batch{many}"
+    label = _batches_label(part)
     num_bytes = sum(map(size_of, batches))
     known = [batch.num_rows for batch in batches if batch.num_rows is not None]
     num_rows = sum(known) if len(known) == len(batches) else None

@@ -11,6 +11,7 @@ from dask.base import tokenize
 
 from daskdist.core.block import Block
 from daskdist.core.dataset_base import node_of
+from daskdist.core.failing.origin import origin_from
 from daskdist.core.node import Node, walk
 from daskdist.dashboard.figures import TIMES_METRIC
 from daskdist.dataset import Dataset
@@ -107,7 +108,8 @@ class ClusterInput:
         start = 0
         for split, worker in zip(node.splits(), itertools.cycle(self._submit.live_workers.present)):
             rows = split.payload
-            block = Block(rows.structure, rows.leaves, f"make_numpy_dataset rows {start} on")
+            origin = origin_from("make_numpy_dataset", start, len(rows))
+            block = Block(rows.structure, rows.leaves, f"make_numpy_dataset rows {start} on", origin)
             start += len(block)
             future = self._submit.place(copy.deepcopy(block) if is_shared else block, worker)
             blocks.append(PlacedArray(future.key, future, len(block), block.nbytes))
