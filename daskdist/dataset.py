@@ -1949,6 +1949,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         ----------
         service
             A Dask client or cluster, the address of a scheduler, or a scheduler file; this program's client if None.
+            An address ``"tls://..."`` needs certificates in Dask's configuration, ``distributed.comm.tls``; otherwise
+            give a client that has them.
         processing_mode
             ``"distributed_epoch"``: each element once, in any order; in the dataset's order, but more slowly, if its
             options say ``deterministic=True``. ``"parallel_epochs"``: all elements from each worker, each in its own

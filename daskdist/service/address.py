@@ -11,7 +11,7 @@ from distributed.client import _get_global_client
 from distributed.deploy import Cluster
 
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.cluster_requests import address_in_file, check_address
+from daskdist.execute.callers.cluster_requests import address_in_file, check_address, usable_security
 
 # The scheme in addresses of TensorFlow's data service; taken as tcp.
 _PROTOCOLS: Final = {"grpc": "tcp", "grpc+local": "tcp"}
@@ -45,9 +45,20 @@ class ServiceAddress:
         return repr(self.address)
 
     def connection_args(self) -> dict[str, Any]:
-        """Return the arguments of `distributed.comm.connect`."""
-        args: dict[str, Any] = (self.security or Security()).get_connection_args("client")
+        """Return the arguments of `distributed.comm.connect`.
+
+        Raises
+        ------
+        ClusterError
+            The certificates cannot be used, or there are none but the address needs some.
+        """
+        args: dict[str, Any] = self.usable_security().get_connection_args("client")
         return args
+
+    def usable_security(self) -> Security:
+        """Return the security of connections; see `connection_args`."""
+        giving = "a client, Client(address, security=distributed.Security(...))"
+        return usable_security(self.address, self.security, " of the data service", giving)
 
 
 def service_address(service: Any) -> ServiceAddress:

@@ -15,6 +15,7 @@ from distributed.utils import LoopRunner, silence_logging_cmgr
 
 from daskdist.config import seconds
 from daskdist.errors import ClusterError
+from daskdist.execute.callers.cluster_requests import security_hint
 from daskdist.service.address import ServiceAddress
 from daskdist.service.dispatcher.scheduler_plugin import ServiceOnScheduler
 
@@ -82,7 +83,8 @@ class ServerThread:
             self._runner.run_sync(self._begin)
         except (OSError, RuntimeError, ValueError) as error:
             self.stop()
-            cause = error.__cause__ or error or "it took longer than daskdist.timeouts.scheduler"
+            why = error if isinstance(error, ClusterError) else error.__cause__
+            cause = why or error or "it took longer than daskdist.timeouts.scheduler"
             raise ClusterError(f"the server cannot be started: {cause}") from error
 
     async def _begin(self) -> None:
@@ -204,7 +206,8 @@ class ServeWorker:
         # A Dask worker that cannot reach its scheduler gives up without closing its socket.
         while not await self._answers() and not stop.is_set():
             if loop.time() >= give_up_at:
-                raise ClusterError(f"no scheduler answers at {self.address.address} within {timeout_s:g} s")
+                hint = security_hint(self.address.address)
+                raise ClusterError(f"no scheduler answers at {self.address.address} within {timeout_s:g} s{hint}")
             await _first(stop.wait(), asyncio.sleep(_START_AGAIN_S))
         if stop.is_set():
             return None
@@ -212,16 +215,17 @@ class ServeWorker:
             self.address.address,
             host=self.host,
             port=self.port,
-            security=self.address.security,
+            security=self.address.usable_security(),
             dashboard_address=f"{self.host or ''}:0",
         )
         await worker
         return worker
 
     async def _answers(self) -> bool:
+        args = self.address.connection_args()
         try:
-            comm = await connect(self.address.address, timeout=_ANSWER_WITHIN_S, **self.address.connection_args())
-        except OSError:
+            comm = await connect(self.address.address, timeout=_ANSWER_WITHIN_S, **args)
+        except (OSError, ValueError):
             return False
         comm.abort()
         return True

@@ -14,7 +14,7 @@ import dask
 import numpy as np
 import pytest
 from conftest import eventually, kept_port
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Security
 from programs import Program
 
 import daskdist
@@ -233,8 +233,6 @@ def test_a_missing_service_is_an_error():
 
 def test_an_encrypted_service():
     pytest.importorskip("cryptography")
-    from distributed import Security
-
     security = Security.temporary()
     with (
         in_process(1, "tls://", security=security) as cluster,
@@ -243,6 +241,60 @@ def test_an_encrypted_service():
         assert client.scheduler.address.startswith("tls://")
         assert sorted(map(int, Dataset.range(100).serve(client))) == list(range(100))
         assert len(service.status(client).workers) == 1
+
+
+def certificates(security):
+    """Return the settings of Dask that name certificates."""
+    prefix, client = "distributed.comm.tls", "distributed.comm.tls.client"
+    names = {f"{client}.cert": security.tls_client_cert, f"{client}.key": security.tls_client_key}
+    return {f"{prefix}.ca-file": security.tls_ca_file, **names}
+
+
+def test_certificates_come_from_the_configuration():
+    pytest.importorskip("cryptography")
+    security = Security.temporary()
+    with in_process(1, "tls://", security=security) as cluster:
+        address = cluster.scheduler_address
+        with dask.config.set(certificates(security)):
+            assert sorted(map(int, Dataset.range(100).serve(address))) == list(range(100))
+            elements = Dataset.range(9).apply(service.distribute("parallel_epochs", address))
+            assert sorted(map(int, elements)) == list(range(9))
+            assert len(service.status(address).workers) == 1
+
+
+# Dask leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore:.*unclosed <socket:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda address: list(Dataset.range(4).serve(address)),
+        lambda address: list(Dataset.range(4).batch(2).serve(address, job_name="job")),
+        service.status,
+        lambda address: service.register_dataset(address, Dataset.range(4)),
+        lambda address: WorkerServer(WorkerConfig(address, worker_address=HOST)),
+    ],
+    ids=["serve", "job", "status", "register_dataset", "WorkerServer"],
+)
+def test_an_encrypted_service_without_the_right_certificates(ask):
+    pytest.importorskip("cryptography")
+    security, other = certificates(Security.temporary()), certificates(Security.temporary())
+    with in_process(1, "tls://", security=Security.temporary()) as cluster, in_process(1, "tcp://") as plain:
+        of_tls, of_tcp = cluster.scheduler_address, plain.scheduler_address
+        for settings, address, words in [
+            ({}, of_tls, r"needs certificates.*security=distributed\.Security.* or set distributed\.comm\.tls"),
+            ({}, of_tls.replace("tls", "tcp"), "no scheduler answers .* uses TLS with 'tls://...'"),
+            (other, of_tls, "no scheduler answers .*may have other certificates"),
+            (security, of_tcp.replace("tcp", "tls"), "no scheduler answers .*may not use TLS"),
+            (
+                security | {"distributed.comm.tls.ca-file": "none.pem"},
+                of_tls,
+                r"certificates of .* cannot be used.*No such file",
+            ),
+            ({"distributed.comm.require-encryption": True}, of_tcp, "requires encryption.*'tls://"),
+        ]:
+            short = {"daskdist.timeouts.connect": 2}
+            with dask.config.set(settings | short), pytest.raises(errors.ClusterError, match=words):
+                ask(address)
 
 
 def test_a_scheduler_that_is_killed_and_started_again(tmp_path):

@@ -1,4 +1,4 @@
-"""The address of a scheduler in a file, and requests to schedulers and workers, which fail if no answer comes."""
+"""The addresses of schedulers, the security of connections to them, and requests, which fail if no answer comes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from distributed import Status
+import dask.config
+from distributed import Security, Status
 from distributed.comm import CommClosedError
+from distributed.utils import import_term
 
 from daskdist.config import seconds
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
@@ -40,6 +42,54 @@ def check_address(operation: str, address: str) -> None:
             f"{operation}: the address of the scheduler at {address.rpartition('@')[2]!r} has a user or a password "
             "before its @, which Dask does not use; leave it out, and see security for certificates"
         )
+
+
+def usable_security(address: str, security: Security | None, said_by: str, giving: str) -> Security:
+    """Return the security of connections to a scheduler: if none is given, that of Dask's configuration.
+
+    Parameters
+    ----------
+    address, security
+        The address of the scheduler, and the security if it was given.
+    said_by
+        The place of the address, for messages.
+    giving
+        The call that takes the security, for messages.
+
+    Raises
+    ------
+    ClusterError
+        The certificates cannot be used, or there are none but the address or the security needs some.
+    """
+    if security is None:
+        # A client without security does the same.
+        loader: str | None = dask.config.get("distributed.client.security-loader", None)
+        security = (loader and import_term(loader)({"address": address})) or Security()
+    encrypts, scheme = is_encrypted(address), address.partition("://")[0]
+    try:
+        context = security.get_connection_args("client")["ssl_context"]
+    except OSError as error:
+        raise ClusterError(f"{address!r}{said_by}: the certificates of {security} cannot be used: {error}") from error
+    if encrypts and context is None:
+        raise ClusterError(
+            f"{address!r}{said_by}: {scheme}:// needs certificates, but there are none; give {giving}, "
+            "or set distributed.comm.tls in Dask's configuration"
+        )
+    if security.require_encryption and not encrypts and scheme != "inproc":
+        raise ClusterError(
+            f"{address!r}{said_by}: security requires encryption, which {scheme}:// does not have; write 'tls://...', "
+            "or give security that does not require it"
+        )
+    return security
+
+
+def security_hint(address: str) -> str:
+    """Return the possible reason, in the security, why a connection to a scheduler fails; "" if there is none."""
+    if address.startswith("tls://"):
+        return "; the scheduler may not use TLS, or may have other certificates: see security"
+    if address.startswith("tcp://"):
+        return "; connect to a scheduler that uses TLS with 'tls://...' and security"
+    return ""
 
 
 def address_in_file(path: str) -> str:

@@ -14,6 +14,7 @@ from distributed.utils import LoopRunner
 
 from daskdist.config import seconds
 from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.callers.cluster_requests import security_hint
 from daskdist.service.address import ServiceAddress
 from daskdist.service.messages import DISPATCHER_OPERATION, PRESENT_OPERATION, receive, send
 from daskdist.service.worker.worker_plugin import NAME
@@ -27,18 +28,18 @@ async def connected(address: ServiceAddress) -> Comm:
     Raises
     ------
     ClusterError
-        No scheduler answers, or it does not accept the service from a program.
+        No scheduler answers, it needs other certificates, or it does not accept the service from a program.
     """
     # A plugin is sent pickled, which a scheduler may refuse.
     from daskdist.service.dispatcher.scheduler_plugin import ServiceOnScheduler
 
-    within_s = seconds("timeouts.connect")
+    within_s, args = seconds("timeouts.connect"), address.connection_args()
     try:
-        comm = await connect(address.address, timeout=within_s, **address.connection_args())
+        comm = await connect(address.address, timeout=within_s, **args)
     except (OSError, ValueError) as error:
         raise ClusterError(
             f"no scheduler answers at {address.address} within {within_s:g} s ({type(error).__name__}: {error}). Is it "
-            "running, and is this its address? `dask scheduler` prints it"
+            f"running, and is this its address? `dask scheduler` prints it{security_hint(address.address)}"
         ) from error
     try:
         plugin = dumps(ServiceOnScheduler())

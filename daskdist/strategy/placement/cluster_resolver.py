@@ -23,7 +23,6 @@ from distributed.comm import connect as open_comm
 from distributed.comm import parse_address, parse_host_port
 from distributed.comm.registry import get_backend
 from distributed.exceptions import WorkerStartTimeoutError
-from distributed.utils import import_term
 
 from daskdist.config import setting
 from daskdist.core.arguments import whole_number
@@ -31,7 +30,8 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.cluster_requests import (
     address_in_file,
     check_address,
-    is_encrypted,
+    security_hint,
+    usable_security,
     wait_for_scheduler,
 )
 from daskdist.execute.callers.submit import workers_of
@@ -226,10 +226,8 @@ def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
             raise ClusterError(
                 f"{address!r}{said_by} is not the address of a scheduler: {error}; {_EXAMPLE}"
             ) from error
-        security = security or _loaded(address)
-        # A client would wait for a greeting forever. In-process addresses need no check.
-        if host_and_port:
-            _check_encryption(address, said_by, scheme, security)
+        giving = "ClusterResolver(address, security=distributed.Security(...))"
+        security = usable_security(address, security, said_by, giving)
     try:
         if isinstance(cluster, str) and host_and_port:
             _check_it_speaks(address, scheme, host_and_port, security, timeout)
@@ -238,45 +236,12 @@ def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
         # Another kind of server may send anything, which can raise any error.
         why = str(error) or "no greeting"
         raise ClusterError(
-            f"no Dask scheduler answers at {address!r}{said_by} within {timeout} s: {why}{_hint(address)}"
+            f"no Dask scheduler answers at {address!r}{said_by} within {timeout} s: {why}{security_hint(address)}"
         ) from error
-
-
-def _hint(address: str) -> str:
-    if address.startswith("tls://"):
-        return "; the scheduler may not use TLS, or may have other certificates: see security"
-    if address.startswith("tcp://"):
-        return "; connect to a scheduler that uses TLS with 'tls://...' and security"
-    return ""
 
 
 def _is_file(text: str) -> bool:
     return "://" not in text and (text.endswith(".json") or os.path.isfile(text))
-
-
-def _loaded(address: str) -> Security:
-    # A client without security does the same.
-    loader: str | None = dask.config.get("distributed.client.security-loader", None)
-    load_security: Callable[[dict[str, Any]], Security | None] | None = import_term(loader) if loader else None
-    return (load_security and load_security({"address": address})) or Security()
-
-
-def _check_encryption(address: str, said_by: str, scheme: str, security: Security) -> None:
-    encrypts = is_encrypted(address)
-    try:
-        context = security.get_connection_args("client")["ssl_context"]
-    except OSError as error:
-        raise ClusterError(f"{address!r}{said_by}: the certificates of {security} cannot be used: {error}") from error
-    if encrypts and context is None:
-        raise ClusterError(
-            f"{address!r}{said_by}: {scheme}:// needs certificates, but there are none; give ClusterResolver(address, "
-            "security=distributed.Security(...)), or set distributed.comm.tls in Dask's configuration"
-        )
-    if security.require_encryption and not encrypts:
-        raise ClusterError(
-            f"{address!r}{said_by}: security requires encryption, which {scheme}:// does not have; write 'tls://...', "
-            "or give security that does not require it"
-        )
 
 
 def _check_it_speaks(
