@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import stat
 import threading
 
@@ -34,6 +35,22 @@ def test_a_damaged_file_is_an_error(tmp_path, num_bytes):
     path.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(FileError, match="damaged file"):
         Journal(str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("content", [(("job", "a"), {"number": 0}), (1, ("job", "a"), {"number": 0}), 7])
+def test_a_file_of_another_version_is_an_error(tmp_path, content):
+    Journal(str(tmp_path)).write({("job", "a"): {"number": 0}})
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(pickle.dumps(content))
+
+    async def start():
+        async with Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0") as scheduler:
+            await ServiceOnScheduler(str(tmp_path)).start(scheduler)
+
+    with pytest.raises(FileError, match=rf"of another version of daskdist, {path}.*with that version, or delete"):
+        asyncio.run(start())
+    # Nothing of it is overwritten.
+    assert pickle.loads(path.read_bytes()) == content
 
 
 def test_a_file_that_a_killed_process_has_not_finished_is_ignored(tmp_path):

@@ -14,6 +14,8 @@ from daskdist.storage.filesystem import Storage
 from daskdist.url_secrets import shown_cause
 
 _SUFFIX: Final = ".daskdist-journal"
+# The number of the form of the state, which a change of the recorded classes and keys increases.
+_FORM: Final = 2
 
 
 class Journal:
@@ -45,19 +47,22 @@ class Journal:
         Raises
         ------
         FileError
-            A file is damaged.
+            A file is damaged, or another version wrote it.
         """
         state = {}
         for path in self._fs.ls(self._path, detail=False, refresh=True):
             if path.endswith(_SUFFIX):
                 try:
-                    key, value = pickle.loads(self._fs.cat_file(path))
+                    content = pickle.loads(self._fs.cat_file(path))
                 # Damage may raise any exception.
                 except Exception as error:
-                    raise FileError(
-                        f"the journal of the data service has a damaged file, {path}; delete {self.work_dir} to start "
-                        "without the jobs recorded in it"
-                    ) from shown_cause(error)
+                    raise self._unusable(f"has a damaged file, {path};") from shown_cause(error)
+                if not isinstance(content, tuple) or content[:1] != (_FORM,):
+                    # Elements that were read already could be others in this version, or come in another order.
+                    raise self._unusable(
+                        f"has a file of another version of daskdist, {path}; finish its jobs with that version, or"
+                    )
+                _, key, value = content
                 state[key] = value
         return state
 
@@ -67,6 +72,11 @@ class Journal:
         for key, value in sorted(changes.items(), key=lambda item: item[1] is None):
             path = f"{self._path}/{hashlib.sha256(repr(key).encode()).hexdigest()}{_SUFFIX}"
             if value is not None:
-                put(self._fs, path, pickle.dumps((key, value)), is_private=True)
+                put(self._fs, path, pickle.dumps((_FORM, key, value)), is_private=True)
             elif self._fs.exists(path):
                 self._fs.rm_file(path)
+
+    def _unusable(self, problem: str) -> FileError:
+        return FileError(
+            f"the journal of the data service {problem} delete {self.work_dir} to start without the jobs recorded in it"
+        )
