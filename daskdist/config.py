@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -170,6 +170,8 @@ def seconds(name: str) -> float:
 
 def to_send() -> tuple[Any, ...] | None:
     """Return the settings to send to a worker along with a call; None where all have their defaults."""
+    if _sent.get() is not None:
+        return tuple(map(seconds, _SENT_ALONG))
     try:
         # Looked up in every call.
         timeouts = dask.config.config["daskdist"]["timeouts"]
@@ -184,8 +186,10 @@ def to_send() -> tuple[Any, ...] | None:
 _DEFAULTS_SENT: Final = tuple(DEFAULTS["timeouts"][name.removeprefix("timeouts.")] for name in _SENT_ALONG)
 
 
-def sent(settings: tuple[Any, ...]) -> AbstractContextManager[None]:
-    """Apply the settings of a program to the calls in a ``with`` block."""
+def sent(settings: tuple[Any, ...] | None) -> AbstractContextManager[None]:
+    """Apply the settings of a program, see `to_send`, to the calls in a ``with`` block."""
+    if settings is None:
+        return nullcontext()
     return changed(_sent, {name: (value, setting(name)) for name, value in zip(_SENT_ALONG, settings, strict=True)})
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from daskdist.config import in_bytes
+from daskdist.config import in_bytes, to_send
 from daskdist.core.arguments import whole_number
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import CountingNode, Facts, Node, Source, walk
@@ -181,7 +181,8 @@ class Served(CountingNode, Source):
             "LOCAL" if request.target_workers == "LOCAL" else "ANY",
             request.on_consumer_loss == "redeliver",
         )
-        return Join(name, self.dataset_id, request.job_name, iteration, options, draws, host, request.consumer_index)
+        index, settings = request.consumer_index, to_send()
+        return Join(name, self.dataset_id, request.job_name, iteration, options, draws, host, index, settings=settings)
 
     def _mode(self) -> ShardingPolicy:
         mode = self.request.mode

@@ -1,6 +1,7 @@
 """The data service on real clusters: modes, jobs, consumers and workers that are lost."""
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -494,3 +495,59 @@ def test_closing_leaves_nothing_on_the_workers(client, how):
         iterator.close()
     del iterator
     eventually(lambda: client.run(producers) == before)
+
+
+# --- slow functions, and those that hang ---
+
+
+def _sleeps(x):
+    time.sleep(0.25)
+    return x
+
+
+def _generated():
+    yield from map(_sleeps, range(24))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "mode", "options"),
+    [
+        (lambda: Dataset.range(24).map(_sleeps).batch(12), "parallel_epochs", {}),
+        (lambda: Dataset.range(24).map(_sleeps).batch(12), "distributed_epoch", {}),
+        (lambda: Dataset.range(24).map(_sleeps).shuffle(24).batch(12), "distributed_epoch", {}),
+        (
+            lambda: Dataset.from_generator(_generated, output_signature=daskdist.TensorSpec((), "int64")).batch(12),
+            "parallel_epochs",
+            {},
+        ),
+        (lambda: Dataset.range(12).map(_sleeps).batch(12).repeat(), "parallel_epochs", {"consumer_index": 0}),
+    ],
+    ids=["copies", "leases", "tasks of all workers", "generator", "rounds"],
+)
+def test_slow_batches_may_take_longer_than_a_call(client, dataset, mode, options):
+    if options:
+        options |= {"num_consumers": 1, "job_name": uuid.uuid4().hex}
+    # Each batch takes 3 s or more, and each call of the function 0.25 s. Workers have the default setting.
+    with dask.config.set({"daskdist.timeouts.data": 1}):
+        batches = list(itertools.islice(dataset().serve(client, mode, **options), 2))
+    assert list(map(len, batches)) == [12, 12]
+
+
+@pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_function_that_hangs_in_the_service_is_ended_and_named(client, mode, size):
+    here = os.getpid()
+
+    def hangs(x):
+        # Not here, where it is called to find out the spec of its results.
+        if x == 30 and os.getpid() != here:
+            time.sleep(60)
+        return x
+
+    began_at = time.monotonic()
+    with (
+        dask.config.set({"daskdist.timeouts.data": 2}),
+        pytest.raises(errors.WaitTimeoutError, match=r"waited \d+ s for map: .*hangs .*daskdist\.timeouts\.data"),
+    ):
+        list(Dataset.range(100).map(hangs).batch(size).serve(client, mode))
+    assert time.monotonic() - began_at < 30

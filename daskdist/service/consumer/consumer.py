@@ -117,7 +117,8 @@ class ServiceReader:
             raise NotReady
         with arrived.changed:
             if wait:
-                for within_s in wait_intervals("an element from the data service", "timeouts.data"):
+                waited_for = "an element from the data service"
+                for within_s in wait_intervals(waited_for, "timeouts.data", progress=lambda: arrived.num_signs):
                     if arrived.changed.wait_for(lambda: arrived.place() is not None or arrived.is_over, within_s):
                         break
             place = arrived.place()

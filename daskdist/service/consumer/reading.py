@@ -35,6 +35,8 @@ class Arrived:
         # The intervals of elements that were taken and are not used up: (task, first, stop).
         self.in_hand: list[tuple[str, int, int]] = []
         self.is_over = False
+        # The number of messages that producers compute elements for this consumer.
+        self.num_signs = 0
         self.failure: BaseException | None = None
         self._taken_at = time.monotonic()
 
@@ -250,6 +252,9 @@ class Reading:
         self._remove(task, Intervals(pairs))
         # The consumer was considered lost, so elements that it is using were given to others as well.
         self._held[task].difference_update(pairs)
+
+    def _on_computing(self, task: str) -> None:
+        self._arrived.num_signs += 1
 
     def _on_passed(self, task: str, num_elements: int) -> None:
         logger.warning(

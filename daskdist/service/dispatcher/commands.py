@@ -105,6 +105,8 @@ class Join:
         The index of the consumer in coordinated reads.
     is_again
         Whether the consumer had joined before and lost its connection.
+    settings
+        The settings of its program for the iteration, if this consumer is its first; see `daskdist.config.to_send`.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Join:
     host: str = ""
     index: int | None = None
     is_again: bool = False
+    settings: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ class TaskSpec:
         The elements that were acknowledged before.
     expected
         The consumers of the previous attempt, which may hold elements.
+    settings
+        The settings of the program that calls are made with.
     """
 
     id: str
@@ -154,6 +159,7 @@ class TaskSpec:
     lease: tuple[int, int] | None = None
     done: tuple[tuple[int, int], ...] = ()
     expected: tuple[str, ...] = ()
+    settings: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)

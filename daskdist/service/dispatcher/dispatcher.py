@@ -162,7 +162,7 @@ class Dispatcher:
                 f"the iteration {join.iteration} of the job {job.name!r} was removed, as no consumer had read it for "
                 f"{self._gc_timeout_s:g} s while others read later ones; set daskdist.service.job-gc-timeout higher"
             )
-        begun = Iteration(job, join.iteration, join.draws, (0, self._clock()))
+        begun = Iteration(job, join.iteration, join.draws, (0, self._clock()), join.settings)
         iteration = job.iterations.setdefault(join.iteration, begun)
         if join.index is not None:
             taken = [consumer for consumer in iteration.consumers.values() if consumer.join.index == join.index]

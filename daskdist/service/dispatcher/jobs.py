@@ -84,12 +84,15 @@ class Iteration:
         Its random draws, which its first consumer has chosen.
     measured
         A time, and the number of elements that had been acknowledged by then.
+    settings
+        The settings of its first consumer.
     """
 
     job: Job
     number: int
     draws: IterationDraws
     measured: tuple[int, float]
+    settings: tuple[Any, ...] | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
     consumers: dict[str, JobConsumer] = field(default_factory=dict)
     # The number of shares if each worker has one, otherwise the leases so far; 0 before the first worker.
@@ -194,6 +197,7 @@ class Iteration:
             task.lease,
             tuple(task.done),
             expected,
+            self.settings,
         )
 
     def saved(self) -> dict[str, Any]:
@@ -203,6 +207,7 @@ class Iteration:
             "job": self.job.key,
             "number": self.number,
             "draws": self.draws,
+            "settings": self.settings,
             "tasks": tasks,
             "consumers": [consumer.join for consumer in self.consumers.values()],
             "count": self.count,
@@ -218,6 +223,7 @@ class Iteration:
             saved["number"],
             saved["draws"],
             (0, now),
+            saved["settings"],
             count=saved["count"],
             next_unit=saved["next_unit"],
             num_done=saved["num_done"],

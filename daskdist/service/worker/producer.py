@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from daskdist.config import in_bytes
+from daskdist.config import in_bytes, sent
 from daskdist.core.block import Block, Rows
 from daskdist.core.node import Node
 from daskdist.core.primitive import Primitive
@@ -117,10 +117,12 @@ class Producer:
         self._coming_bytes = 0
         self._room = threading.Condition()
         self._is_stopped = False
+        # False while the thread waits, and at its end.
+        self._is_computing = True
         self._is_wanted = self.delivery.is_wanted
         self._unreported = Intervals()
         self._thread = threading.Thread(
-            target=_produce,
+            target=_produce_with_settings,
             args=(weakref.ref(self), spec, dataset, make_client, call_soon),
             name="daskdist-service",
             daemon=True,
@@ -135,7 +137,9 @@ class Producer:
     def wait_for_room(self) -> bool:
         """Wait until there is room for more elements; return False if the task was stopped."""
         with self._room:
+            self._is_computing = False
             self._room.wait_for(lambda: self._is_stopped or (self._is_wanted and self._has_room))
+            self._is_computing = True
             return not self._is_stopped
 
     @property
@@ -161,7 +165,7 @@ class Producer:
 
     def end(self, failure: Failure | None) -> None:
         """Record that no more elements will be produced."""
-        self.failure = failure
+        self.failure, self._is_computing = failure, False
         self._carry_out(self.delivery.finished())
 
     def join(self, consumer: Consumer, done: Pairs) -> None:
@@ -205,8 +209,13 @@ class Producer:
         self._carry_out(self.delivery.lost(name, done or (), redeliver=is_redelivered))
 
     def tick(self) -> None:
-        """Move elements from other consumers to those that wait, and report progress."""
+        """Move elements from other consumers to those that wait, tell those of slow calls, and report progress."""
         self._carry_out(self.delivery.tick())
+        if self._is_computing:
+            # Calls that hang end here, with an error, and not the waits of consumers.
+            for consumer in self.delivery.consumers:
+                if not len(consumer.held):
+                    self._send_to(consumer.name, "computing")
         self.report()
 
     def report(self) -> None:
@@ -284,6 +293,11 @@ class Producer:
 def _plain(rows: Rows) -> Rows:
     """Return rows without the notes on their origins, which need not be sent."""
     return Block(rows.structure, rows.leaves, rows.label) if isinstance(rows, Block) else rows
+
+
+def _produce_with_settings(ref: weakref.ref[Producer], spec: TaskSpec, *args: Any) -> None:
+    with sent(spec.settings):
+        _produce(ref, spec, *args)
 
 
 def _produce(
