@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from conftest import mirrored
 
 from daskdist import CheckpointManager, Dataset, Options, TensorSpec, errors, get_replica_context, waiting
+from daskdist.execute import watched_calls
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.waiting import wait_intervals
@@ -241,6 +243,79 @@ def test_a_function_that_hangs_is_interrupted_in_the_main_thread_only():
         list(Dataset.from_tensors(1).map(stuck))
     assert threads == [threading.get_ident(), "ended"]
     gate.set()
+
+
+def lines_of_a_watched_call(act):
+    """Make watched calls, one for each line that such a call runs in its module, with ``act()`` at that line.
+
+    Yield for each the line, and its error or None.
+    """
+    for place in itertools.count():
+        lines: list[str] = []
+
+        def trace(frame, event, argument, lines=lines, place=place):
+            if frame.f_globals.get("__name__") != watched_calls.__name__:
+                return None
+            if event == "line":
+                lines.append(f"{frame.f_code.co_name} {frame.f_lineno}")
+                if len(lines) == place + 1:
+                    act()
+            return trace
+
+        before, error = sys.gettrace(), None
+        sys.settrace(trace)
+        try:
+            watched_calls.watched("a call", int)
+        except BaseException as raised:
+            error = raised
+        finally:
+            sys.settrace(before)
+        if len(lines) <= place:
+            return
+        yield lines[place], error
+
+
+def test_the_signal_never_comes_out_of_a_call_as_it_is():
+    watch = watched_calls._watch
+
+    def signal_comes():
+        # As the thread that looks does it after the limit.
+        watch.hung = (watch.call, errors.WaitTimeoutError("too long")) if watch.call else None
+        signal.raise_signal(watched_calls._SIGNAL)
+
+    outcomes = list(lines_of_a_watched_call(signal_comes))
+    assert {type(error) for _, error in outcomes} == {type(None), errors.WaitTimeoutError}
+    assert watch.call is None
+    assert watched_calls.under_way.call is None
+
+
+def test_an_interrupt_leaves_nothing_of_a_call_that_is_watched():
+    watch, calls = watched_calls._watch, []
+
+    def interrupt():
+        calls.append(watch.call)
+        raise KeyboardInterrupt
+
+    for line, error in lines_of_a_watched_call(interrupt):
+        assert isinstance(error, KeyboardInterrupt), line
+        assert watch.call is None, line
+        assert watched_calls.under_way.call is None, line
+        # A signal for that call, which is too late.
+        watch.hung = calls[-1], errors.WaitTimeoutError("too long")
+        signal.raise_signal(watched_calls._SIGNAL)
+    assert any(calls)
+
+
+def test_the_signal_of_a_call_does_not_end_the_next():
+    watch, calls = watched_calls._watch, []
+    watched_calls.watched("earlier", lambda: calls.append(watch.call))
+
+    def later():
+        watch.hung = calls[0], errors.WaitTimeoutError("too long")
+        signal.raise_signal(watched_calls._SIGNAL)
+        return 3
+
+    assert watched_calls.watched("later", later) == 3
 
 
 def test_a_function_that_hangs_in_a_local_process_is_ended_and_named():

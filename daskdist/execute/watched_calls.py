@@ -18,9 +18,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any, Final
 
 from daskdist.call_progress import CallProgress, under_way
@@ -70,7 +70,7 @@ class Watched:
     settings: tuple[Any, ...] | None = field(default_factory=to_send)
 
     def __call__(self, *args: Any) -> Any:
-        with nullcontext() if self.settings is None else sent(self.settings):
+        with sent(self.settings):
             return watched(self.name, self.function, *args)
 
 
@@ -100,22 +100,36 @@ def _made_elsewhere(call: CallProgress, function: Callable[..., Any], args: tupl
 
 class _HungCallError(BaseException):
     # Not an `Exception`, which a user's function may catch.
-    pass
+    def __init__(self, error: WaitTimeoutError) -> None:
+        super().__init__()
+        self.error = error
 
 
 class _MainThreadWatch:
     """A watcher of the calls that the main thread makes; its thread runs while there are such calls."""
 
     def __init__(self) -> None:
-        # The call that the main thread makes, the seconds that it may take, and its error if it takes longer.
+        # The call that the main thread makes, and the seconds that it may take.
         self.call: CallProgress | None = None
         self.limit_s = 0.0
-        self.error: WaitTimeoutError | None = None
+        # A call that took longer, and its error, until the main thread has got the signal.
+        self.hung: tuple[CallProgress, WaitTimeoutError] | None = None
         self._thread: threading.Thread | None = None
 
     def make(self, call: CallProgress, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Make a call in this thread, the main one."""
-        self.limit_s, self.error = seconds("timeouts.data"), None
+        self.limit_s = seconds("timeouts.data")
+        try:
+            return self.made(call, function, args)
+        except BaseException as error:
+            # An interrupt may have come before the call was forgotten.
+            under_way.call = self.call = None
+            if isinstance(error, _HungCallError):
+                raise error.error from None
+            raise
+
+    def made(self, call: CallProgress, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Make a call; `interrupt` raises only in this function and what it calls."""
         try:
             under_way.call = self.call = call
             # After a fork there is no thread.
@@ -123,8 +137,6 @@ class _MainThreadWatch:
                 self._thread = threading.Thread(target=self._look, name="daskdist watch", daemon=True)
                 self._thread.start()
             return function(*args)
-        except _HungCallError:
-            raise self.error from None  # type: ignore[misc]
         finally:
             under_way.call = self.call = None
 
@@ -144,13 +156,17 @@ class _MainThreadWatch:
                     time.sleep(next(waiting))
             except WaitTimeoutError as error:
                 if self.call is call:
-                    self.error = error
+                    self.hung = call, error
                     signal.pthread_kill(threading.main_thread().ident, _SIGNAL)  # type: ignore[arg-type]
 
-    def interrupt(self, *_: Any) -> None:
+    def interrupt(self, _: int, frame: FrameType | None) -> None:
         """End the call of the main thread if it took too long; the handler of the signal."""
-        if self.call is not None and self.error is not None:
-            raise _HungCallError
+        hung, self.hung = self.hung, None
+        # The call may have ended since, and another may have begun.
+        while hung is not None and frame is not None:
+            if frame.f_code is _MainThreadWatch.made.__code__ and frame.f_locals["call"] is hung[0]:
+                raise _HungCallError(hung[1])
+            frame = frame.f_back
 
 
 _watch: Final = _MainThreadWatch()
