@@ -13,9 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.errors import ArgumentError
+from daskdist.tables.extension_types import is_tensor, stored_as, stored_values
+from daskdist.tables.replacements import Place
 
 # A column, an operator and a value.
 Condition = tuple[str, str, Any]
+# A name that no column has.
+_NUMBER: Final = "\0number"
 # The seconds of NumPy's units of time.
 _SECONDS: Final = {
     "W": Fraction(604_800),
@@ -56,15 +60,37 @@ def filtered(table: Any, filters: Any) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    clauses = [[_fitted(condition, table.schema) for condition in clause] for clause in clauses_of(filters)]
+    clauses = clauses_of(filters)
+    compared = _comparable(table, {name for clause in clauses for name, _, _ in clause})
+    clauses = [[_fitted(condition, compared.schema) for condition in clause] for clause in clauses]
     try:
-        return table.filter(pq.filters_to_expression(clauses))
+        expression = pq.filters_to_expression(clauses)
+        if compared is table:
+            return table.filter(expression)
+        numbers = pa.array(np.arange(len(table)))
+        return table.take(compared.append_column(_NUMBER, numbers).filter(expression)[_NUMBER])
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
         kinds = {name: str(table.schema.field(name).type) for clause in clauses for name, _, _ in clause}
         shown = ", ".join(f"{name!r} is {kind}" for name, kind in kinds.items())
         raise ArgumentError(
             f"filters: {filters!r:.200} does not fit the columns, of which {shown}: {error}; give values of these types"
         ) from None
+
+
+def _comparable(table: Any, names: Collection[str]) -> Any:
+    # Return a table whose columns of the given names have types that Arrow compares; the same one if all have.
+    import pyarrow as pa
+
+    for name in names:
+        place = table.schema.get_field_index(name)
+        column, kind = table.column(place), table.schema.field(place).type
+        if isinstance(kind, pa.BaseExtensionType) and not is_tensor(kind):
+            where = Place("filters", (name,))
+            chunks = [stored_values(chunk, where) for chunk in column.chunks]
+            table = table.set_column(place, name, pa.chunked_array(chunks, stored_as(kind)))
+        elif pa.types.is_float16(kind):
+            table = table.set_column(place, name, column.cast(pa.float32()))
+    return table
 
 
 def _fitted(condition: Condition, schema: Any) -> Condition:
@@ -75,11 +101,17 @@ def _fitted(condition: Condition, schema: Any) -> Condition:
     name, operator, value = condition
     kind = schema.field(name).type
     whole = _whole_numbers(kind)
-    if operator in ("in", "not in") and not isinstance(value, Collection):
+    is_list = operator in ("in", "not in")
+    if is_list and (isinstance(value, (str, bytes)) or not isinstance(value, Collection)):
         raise ArgumentError(f"filters: {condition!r:.200}: give a list of values")
+    if pa.types.is_decimal(kind):
+        return name, operator, [_as_decimal(item) for item in value] if is_list else _as_decimal(value)
+    if pa.types.is_floating(kind) and is_list and any(isinstance(item, Real) and item == 0 for item in value):
+        # Arrow distinguishes the two zeros in lists, and only there.
+        return name, operator, [*value, 0.0, -0.0]
     if whole is None or isinstance(value, (str, bytes)):
         return condition
-    if operator in ("in", "not in"):
+    if is_list:
         items = [None if item is None else _number_of(item, kind) for item in value]
         if any(number is None and item is not None for number, item in zip(items, value, strict=True)):
             if kind == whole:
@@ -98,6 +130,11 @@ def _fitted(condition: Condition, schema: Any) -> Condition:
         return condition
     operator, bound = _in_whole_numbers(operator, number, *_limits(whole))
     return name, operator, pa.scalar(bound, whole).cast(kind)
+
+
+def _as_decimal(value: Any) -> Any:
+    # Arrow gives an integer the precision of all integers of its size, which few columns have besides their scale.
+    return Decimal(int(value)) if isinstance(value, int | np.integer) and not isinstance(value, bool) else value
 
 
 def _in_whole_numbers(operator: str, number: Any, least: int, greatest: int) -> tuple[str, int]:
@@ -151,6 +188,10 @@ def _number_of(value: Any, kind: Any) -> Any:
         if isinstance(value, np.generic):
             value = value.item()
         return value if isinstance(value, (Real, Decimal)) else None
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None and getattr(kind, "tz", None) is not None:
+        # pandas' times have nanoseconds. Arrow does not compare times of two zones and units.
+        exact = getattr(value, "asm8", None)
+        value = np.datetime64(value.astimezone(datetime.UTC).replace(tzinfo=None)) if exact is None else exact
     is_time = types.is_duration(kind) or types.is_time(kind)
     if not isinstance(value, np.timedelta64 if is_time else np.datetime64):
         return None

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -105,6 +106,8 @@ def test_durations_and_times_of_day(tmp_path):
         ("n", "==", "2"),
         ("n", "in", ["a"]),
         ("n", "in", 5),
+        ("n", "in", "12"),
+        ("s", "not in", "ab"),
         ("n", "in", iter([1])),
         ("n", "==", True),
         ("t", ">", "2020-06-01"),
@@ -139,3 +142,38 @@ def test_text_that_repeats_in_every_encoding(tmp_path, encoding):
     )
     assert [row["s"] for row in read_parquet(path)] == columns["s"]
     assert list(read_parquet(path, "empty")) == columns["empty"]
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.float16()], ids=str)
+def test_both_zeros_of_floats_are_equal(tmp_path, kind):
+    values = [np.float16(value) for value in (0.0, -0.0, 1.5, -2.0)]
+    for others in ([0], [0.0, 1.5], [-0.0], np.array([0, 2])):
+        check(tmp_path / "a.parquet", values, kind, list(others), float)
+
+
+def test_integers_on_columns_of_decimals(tmp_path):
+    values = [Decimal("1.10"), Decimal("2.00"), Decimal("-7.00"), None]
+    check(tmp_path / "a.parquet", values, pa.decimal128(5, 2), [2, -7, 10**30, Decimal("1.1")])
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ms", "Europe/Berlin"), pa.timestamp("ns", "+05:30")], ids=str)
+def test_times_of_other_zones_and_units(tmp_path, kind):
+    values = [value and value.replace(tzinfo=datetime.UTC) for value in TIMES]
+    moments = [
+        datetime.datetime(2020, 6, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=2))),
+        datetime.datetime(2020, 6, 1, 0, 0, 0, 500, datetime.UTC),
+        pd.Timestamp("2020-06-01T00:00:00.000000001Z"),
+        pd.Timestamp("2020-06-01T10:00", tz="Asia/Tokyo"),
+    ]
+    check(tmp_path / "a.parquet", values, kind, moments)
+
+
+def test_columns_of_extension_types(tmp_path):
+    bools = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 2, None], pa.int8()))
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16, b"b" * 16, None], pa.binary(16)))
+    table = pa.table({"id": ids, "n": [1, 2, 3], "flag": bools})
+    pq.write_table(table, tmp_path / "b.parquet")
+    rows = read_parquet(
+        tmp_path / "b.parquet", ["id", "flag"], filters=[("id", "in", [b"a" * 16]), ("flag", "==", False)]
+    )
+    assert list(rows) == [{"id": b"a" * 16, "flag": False}]
