@@ -48,7 +48,7 @@ class TableFiles(ABC):
             if not any(_has_nulls(column.type) for column in schema if column.name in names):
                 break
             schema = _typed(schema, other)
-        schema = _typed(schema, _of_replacements(self.missing))
+        schema = typed_by_replacements(schema, self.missing)
         return FirstFile(path, self.spec_of_schema(schema, path), schema.remove_metadata())
 
     def types(self, schema: Any, path: str, first: FirstFile) -> Any:
@@ -82,12 +82,12 @@ def converted(table: Any, types: Any) -> Any:
     return table
 
 
-def _of_replacements(missing: Mapping[str, Any] | None) -> Any:
-    # Return the types of replacements other than numbers, of which the type is float64.
+def typed_by_replacements(schema: Any, missing: Mapping[str, Any] | None) -> Any:
+    """Return a schema with the types of replacements, other than numbers, instead of those of nulls."""
     import pyarrow as pa
 
     kinds = {name: value for name, value in (missing or {}).items() if isinstance(value, (str, bytes, Mapping))}
-    return pa.schema([pa.field(name, pa.scalar(value).type) for name, value in kinds.items()])
+    return _typed(schema, pa.schema([pa.field(name, pa.scalar(value).type) for name, value in kinds.items()]))
 
 
 def _has_nulls(kind: Any) -> bool:

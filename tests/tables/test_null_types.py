@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from daskdist import Dataset, Ragged, TensorSpec, errors, read_arrow, read_json, read_parquet
+from daskdist import Dataset, Ragged, TensorSpec, errors, read_arrow, read_csv, read_json, read_parquet
 
 
 class Parquet:
@@ -127,7 +127,7 @@ def test_nulls_without_a_replacement_are_an_error_of_that_type(tmp_path, form):
         list(form.read(tmp_path))
 
 
-@pytest.mark.parametrize("form", [Parquet, Arrow])
+@pytest.mark.parametrize("form", [Parquet, Arrow, Json])
 def test_columns_that_have_no_type_in_any_file(tmp_path, form):
     for number in range(3):
         form.write(tmp_path / f"{number}{form.end}", pa.table({"c": pa.nulls(1)}))
@@ -169,3 +169,12 @@ def test_dataframes_whose_partitions_have_no_values():
         frame = dd.from_map(lambda number: parts[number], order, meta=parts[0].iloc[:0])
         rows = [row["c"] for row in Dataset.from_dask(frame, missing={"c": "?"})]
         assert rows == [value for number in order for value in (["x"], ["?", "?"], [])[number]]
+
+
+def test_columns_of_csv_without_values_have_the_type_of_their_replacement(tmp_path):
+    for number, rows in enumerate(("1,,2\n3,,4\n", "5,word,6\n")):
+        (tmp_path / f"{number}.csv").write_text("a,b,c\n" + rows)
+    rows = list(read_csv(tmp_path, missing={"b": "?"}))
+    assert [row["b"] for row in rows] == ["?", "?", "word"]
+    assert read_csv(tmp_path / "0.csv", missing={"b": 7}).element_spec["b"] == TensorSpec((), "float64")
+    assert [row["b"] for row in read_csv(tmp_path / "0.csv", missing={"b": 7})] == [7, 7]

@@ -205,6 +205,8 @@ class Csv(SampledFormat):
                 kinds.append(with_zone(kind_named(self.dtypes[name], name), full))
             else:
                 # With a replacement for missing values, a column of integers need not become float.
+                if full == "null":
+                    full = "str" if isinstance((self.missing or {}).get(name), str) else kind
                 kinds.append(full if name in (self.missing or ()) else kind)
         selected = self.tables.read_from(names)
         for name, kind in zip(names, kinds, strict=True):

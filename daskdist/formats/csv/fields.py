@@ -207,7 +207,8 @@ class Fields:
     def infer(self, data: bytes) -> tuple[tuple[str, str], ...]:
         """Return the type of each column in some rows, and its type if missing values are replaced.
 
-        With missing values, integers become float64 and bools text. A column of missing values only is float64. A
+        With missing values, integers become float64 and bools text. A column of missing values only is float64, and
+        ``"null"`` if they are replaced. A
         column of numbers is text if one of them is not written like a number, or is an integer that a column of floats
         does not keep: see `number_text`. Integers beyond int64 are uint64, or text where that does not have all.
         """
@@ -447,7 +448,9 @@ def _kind_of(column: Any, *, is_full: bool = False) -> str:
     import pyarrow as pa
 
     types, kind = pa.types, column.type
-    if types.is_null(kind) or types.is_floating(kind):
+    if types.is_null(kind):
+        return "null" if is_full else "float64"
+    if types.is_floating(kind):
         return "float64"
     if types.is_integer(kind):
         return "float64" if column.null_count and not is_full else "int64"

@@ -33,6 +33,7 @@ from daskdist.formats.json.json_types import (
     typed,
 )
 from daskdist.formats.sampled import SampledFormat
+from daskdist.formats.table_files import typed_by_replacements
 from daskdist.formats.text import Lines
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges
 from daskdist.storage.failures import damage
@@ -125,7 +126,7 @@ class Json(SampledFormat):
                     break
         if whole is None:
             return replace(self, schema=self._schema_of(first or paths[0]))
-        return replace(self, schema=bytes(schema_of(whole, self.dtypes).serialize()))
+        return replace(self, schema=self._serialized(whole))
 
     def spec(self, path: str) -> ElementSpec:
         return self._spec(self._schema_of(path), path)
@@ -192,7 +193,10 @@ class Json(SampledFormat):
                 f"{path}: there is no object from which types can be inferred: {_likeness(head)}; if objects come "
                 "later, give dtypes={field: dtype}"
             )
-        return bytes(schema_of(kind, self.dtypes).serialize())
+        return self._serialized(kind)
+
+    def _serialized(self, kind: Kind) -> bytes:
+        return bytes(typed_by_replacements(schema_of(kind, self.dtypes), self.missing).serialize())
 
     def _spec(self, schema: bytes, path: str) -> ElementSpec:
         fields = _parsed(schema)
