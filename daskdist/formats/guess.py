@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -37,8 +38,9 @@ def guess_format(paths: Paths, storage: Storage) -> str:
         No file matches, or the first has no known format.
     """
     forms = {name: format_named(name)() for name in installed()}
+    directory = _first_directory(paths, storage)
     for name, form in forms.items():
-        if isinstance(form, DirectoryFormat) and _is_marked(paths, form, storage):
+        if directory is not None and isinstance(form, DirectoryFormat) and _is_marked(directory, form, storage):
             return name
     path = storage.expand(paths, ("",))[0]
     head = storage.read(path, 0, _HEAD_BYTES)
@@ -62,12 +64,18 @@ def warn_of_other_formats(format_name: str, files: tuple[str, ...], all_files: t
         )
 
 
-def _is_marked(paths: Paths, form: Any, storage: Storage) -> bool:
-    # Return whether the first path is a directory of the format.
-    first = paths[:1] if isinstance(paths, Sequence) and not isinstance(paths, str) else paths
+def _first_directory(paths: Paths, storage: Storage) -> str | None:
+    # Return the first path, if it is not that of a file.
+    first: Any = paths[:1] if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
     # Looking up the path as a file will raise the error.
+    with suppress(FileError, ArgumentError, IndexError, TypeError):
+        return None if storage.is_file(os.fspath(first[0])) else stores(first, storage)[0]
+    return None
+
+
+def _is_marked(path: str, form: Any, storage: Storage) -> bool:
+    # Return whether a directory is one of the format.
     with suppress(FileError, ArgumentError):
-        path = stores(first, storage)[0]
         fs, root = storage.located(path)
         for mark in form.marks:
             place = f"{root.rstrip('/')}/{mark}"

@@ -50,7 +50,7 @@ def _suggested(generator: Callable[..., Any], args: Sequence[Any]) -> str:
                 elements.close()
     except Exception:
         return ', such as output_signature={"x": TensorSpec((None, 3), "float32")}'
-    leaves = [_Written(f"TensorSpec({leaf.shape}, {_dtype_text(leaf.dtype)})") for leaf in spec.leaves]
+    leaves = [_Written(f"{type(leaf).__name__}({leaf.shape}, {_dtype_text(leaf.dtype)})") for leaf in spec.leaves]
     return (
         f", which for the first is output_signature={spec.structure.pack(leaves)!r}; write None for lengths that "
         "vary, as in TensorSpec((None, 3), 'float32')"

@@ -11,6 +11,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Node, Transformation, check_numbered
 from daskdist.core.primitive import Arrange, ByCursor, Cursor, Primitive
 from daskdist.core.selection.runs import Run
+from daskdist.core.selection.skipping import may_skip_unread
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.sharding import SHARD_HINT
 
@@ -82,13 +83,17 @@ class ShardCursor:
     num_shards: int
     to_skip: int
 
+    @property
+    def skips_unread(self) -> bool:
+        """Return whether its input can skip elements without reading them."""
+        return may_skip_unread(self.source)
+
     def skip(self, num_elements: int) -> int:
         """Skip elements of the shard with those of the others before them."""
-        num_before = self.to_skip + (num_elements - 1) * self.num_shards
-        if self.source.skip(num_before) < num_before:  # type: ignore[attr-defined]
-            return 0
-        self.to_skip = 0
-        return num_elements - 1
+        num_before: int = self.source.skip(self.to_skip + (num_elements - 1) * self.num_shards)  # type: ignore[attr-defined]
+        num_skipped = max(-((self.to_skip - num_before) // self.num_shards), 0)
+        self.to_skip += num_skipped * self.num_shards - num_before
+        return num_skipped
 
     def pull(self) -> Run:
         while True:

@@ -146,13 +146,20 @@ class Storage:
 
         return Listing(urls(names), urls(manifests), is_glob)
 
+    def is_file(self, path: str) -> bool:
+        """Return whether a path or URL is that of a file, and not of a directory."""
+        if not is_remote(path):
+            return os.path.isfile(local(path))
+        with failures(repr(path), "cannot be looked up", (OSError, ValueError)):
+            return self._kind(*self.located(path), ()) == "file"
+
     def _kind(self, fs: Any, inner: str, suffixes: tuple[str, ...]) -> str | None:
         # Return what a name stands for itself, "file" or "directory"; None if there is no such name.
         if is_http(inner) and "*" in without_query(inner):
             # Some servers answer with a page to any name.
             return None
         try:
-            info = self._http.info(fs, inner, is_current=True) if is_http(inner) else retried(fs.info, inner)
+            info = self._http.info(fs, inner) if is_http(inner) else retried(fs.info, inner)
         except FileNotFoundError as error:
             if refusal(error) is not error:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any, Final
 
@@ -16,8 +17,6 @@ from daskdist.formats.csv.csv_format import Csv
 from daskdist.formats.csv.dialect import Dialect
 from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
-from daskdist.storage.filesystem import Storage
-from daskdist.storage.hive_partitions import Partitions
 from daskdist.tensorflow.file_datasets import expand_filenames
 from daskdist.tensorflow_dataset import TensorFlowDataset
 
@@ -103,7 +102,8 @@ class CsvDataset(TensorFlowDataset):
             keeps_blank=len(names) == 1,
             **_nulls(na_value),
         )
-        form = _of_fields(tuple(chosen), dict(zip(chosen, fields, strict=True)), dialect, compression_type)
+        reader = Csv(dialect=dialect, sample_bytes=_SAMPLE_BYTES, compression=compression_of(compression_type))
+        form = _of_fields(tuple(chosen), dict(zip(chosen, fields, strict=True)), reader)
         paths = expand_filenames(filenames, form)
         super().__init__(read_node(form.learned(paths), paths))
 
@@ -181,7 +181,6 @@ def make_csv_dataset(
     -----
     Files come in the order of their names, even if rows are shuffled.
     """
-    storage = Storage()
     if not header and column_names is None:
         raise ArgumentError("make_csv_dataset: there is neither a header nor column_names; give column_names=[...]")
     dialect = Dialect(
@@ -191,10 +190,9 @@ def make_csv_dataset(
         names=None if column_names is None else tuple(column_names),
         **_nulls(na_value),
     )
-    paths = storage.expand(file_pattern, endings(Csv()))
-    every = Csv(dialect=dialect, sample_bytes=_SAMPLE_BYTES, compression=compression_of(compression_type)).learned(
-        paths
-    )
+    reader = Csv(dialect=dialect, sample_bytes=_SAMPLE_BYTES, compression=compression_of(compression_type))
+    paths = reader.storage.expand(file_pattern, endings(reader))
+    every = reader.learned(paths)
     names = every.schema.names if every.schema is not None else ()
     chosen = _selected(select_columns, names)
     if label_name is not None and label_name not in chosen:
@@ -202,7 +200,7 @@ def make_csv_dataset(
             f"make_csv_dataset: label_name is {label_name!r}; give one of {', '.join(map(repr, chosen))}"
         )
     if column_defaults is None:
-        sampled = _of_fields(tuple(chosen), dict.fromkeys(chosen, ("bytes", b"")), dialect, compression_type)
+        sampled = _of_fields(tuple(chosen), dict.fromkeys(chosen, ("bytes", b"")), reader)
         looked_at = Dataset(read_node(sampled.learned(paths), paths))
         rows = list(islice(looked_at.ignore_errors() if ignore_errors else looked_at, num_rows_for_inference))
         fields = [_inferred((bytes(row[place]) for row in rows), na_value) for place in range(len(chosen))]
@@ -215,7 +213,7 @@ def make_csv_dataset(
             )
     features = {name: name for name in chosen if name != label_name}
     columns = features if label_name is None else (features, label_name)
-    form = _of_fields(columns, dict(zip(chosen, fields, strict=True)), dialect, compression_type).learned(paths)
+    form = _of_fields(columns, dict(zip(chosen, fields, strict=True)), reader).learned(paths)
     ds: Dataset = TensorFlowDataset(read_node(form, paths))
     if num_parallel_reads is not None and num_parallel_reads != 1 and len(paths) > 1:
         names_of_files = TensorFlowDataset.from_tensor_slices(np.array(paths, TEXT))
@@ -245,17 +243,10 @@ def _nulls(na_value: str) -> dict[str, Any]:
 _Field = tuple[str, Any]
 
 
-def _of_fields(columns: Any, fields: Mapping[str, _Field], dialect: Dialect, compression: str | None) -> Csv:
-    return Csv(
-        columns,
-        {name: kind for name, (kind, _) in fields.items()},
-        {name: default for name, (_, default) in fields.items() if default is not None},
-        dialect=dialect,
-        is_strict=True,
-        sample_bytes=_SAMPLE_BYTES,
-        compression=compression_of(compression),
-        partitions=Partitions(),
-    )
+def _of_fields(columns: Any, fields: Mapping[str, _Field], reader: Csv) -> Csv:
+    dtypes = {name: kind for name, (kind, _) in fields.items()}
+    missing = {name: default for name, (_, default) in fields.items() if default is not None}
+    return replace(reader, columns=columns, dtypes=dtypes, missing=missing, is_strict=True)
 
 
 def _field_list(defaults: Sequence[Any], label: str) -> list[_Field]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from daskdist.core.structure import Nested
 from daskdist.errors import ArgumentError
-from daskdist.formats import Format, endings
+from daskdist.formats import Format, OpensFiles, endings
 from daskdist.formats.fixed_length import FixedLength
 from daskdist.formats.sql.login import path_of
 from daskdist.formats.sql.sql_format import Sql, nothing_of
@@ -121,4 +121,5 @@ def expand_filenames(filenames: Any, form: Format) -> tuple[str, ...]:
     """Return the files of an argument as for TensorFlow's datasets: a path, a list of paths, or a dataset of paths."""
     if isinstance(filenames, Nested):
         filenames = [str(path) for path in cast(Iterable[Any], filenames)]
-    return Storage().expand(filenames, endings(form))
+    storage = form.storage if isinstance(form, OpensFiles) else Storage()
+    return storage.expand(filenames, endings(form))

@@ -272,6 +272,28 @@ def test_a_function_may_return_datasets_of_one_array(of_array):
     assert first_numbers(next(iter(dataset)) for dataset in source.map(filled)) == list(range(1, 6))
 
 
+def test_objects_may_hold_one_array_again():
+    array = np.zeros(2)
+
+    def holder(number):
+        array[:] = number
+        objects = np.empty((1, 2), object)
+        objects[0] = array, b"bytes"
+        return objects
+
+    def values(elements):
+        return [element[0, 0].tolist() for element in elements]
+
+    expected = [[float(number)] * 2 for number in range(6)]
+    yielded = Dataset.from_generator(lambda: map(holder, range(6)), TensorSpec((1, 2), object))
+    assert values(yielded) == values(yielded.batch(4).unbatch()) == expected
+    assert values(Dataset.range(6).scan(0, lambda state, x: (state, holder(x)))) == expected
+    strategy = MirroredStrategy(["CPU:0"])
+    for step in (holder, lambda x: {"held": holder(x)}):
+        results = [strategy.run(step, args=(float(number),)) for number in range(6)]
+        assert values(result["held"] if isinstance(result, dict) else result for result in results) == expected
+
+
 @pytest.mark.parametrize("kind", [np.dtypes.StringDType(), object])
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_a_function_of_map_may_return_one_array_of_text_or_bytes_again(kind, batch_size):

@@ -56,7 +56,8 @@ class Server:
                     self.send_response(200)
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
-                    self.wfile.write(data[: len(data) // 2])
+                    if self.command == "GET":
+                        self.wfile.write(data[: len(data) // 2])
                     self.close_connection = True
                     return
                 if status is None and name not in server.files:
@@ -265,3 +266,19 @@ def test_other_file_systems(server):
         assert list(daskdist.read_text(path)) == ["1", "2"]
         assert "info" not in Busy.refused
         assert "open" not in Busy.refused
+
+
+def test_other_ways_to_read_a_small_file_take_few_requests(server):
+    server.files["a.txt"] = b"one\ntwo\n"
+    assert list(daskdist.data.TextLineDataset(f"{server.url}/a.txt")) == [b"one", b"two"]
+    assert server.requests["a.txt"] <= 3
+    server.files["a.csv"] = csv_of(0)
+    # The server does not tell whether it is a page, which a directory would be, so it is looked into.
+    assert numbers_of(daskdist.read_files(f"{server.url}/a.csv")) == list(range(10))
+    assert server.requests["a.csv"] <= 6
+    server.files["b.csv"] = csv_of(0)
+    batches = daskdist.data.experimental.make_csv_dataset(f"{server.url}/b.csv", 10, num_epochs=1, shuffle=False)
+    assert [batch["x"].tolist() for batch in batches] == [list(range(10))]
+    # It is read twice: for the types of its columns, and for its rows.
+    assert server.requests["b.csv"] <= 4
+    assert set(server.requests) == {"a.txt", "a.csv", "b.csv"}

@@ -50,8 +50,8 @@ def keep_as_they_are(
             is_shared = getrefcount(leaves[place]) > 2 + num_others or (
                 leaves[place].base is not None and _has_shared_base(leaves[place])
             )
-            if is_shared and not _is_private(leaves[place], private):
-                leaves[place] = leaves[place].copy("K")
+            if _may_hold_arrays(leaves[place]) or (is_shared and not _is_private(leaves[place], private)):
+                leaves[place] = kept(leaves[place])
         elif issubclass(kind, (np.ndarray, Ragged, Nested)) or kind.__module__.partition(".")[0] in _COPIES:
             leaves[place] = kept(leaves[place])
 
@@ -65,7 +65,7 @@ def is_unshared(nests: list[Any]) -> bool:
         return False
     kind = type(nests[0])
     if kind is np.ndarray:
-        return nests[0].base is None
+        return nests[0].base is None and not _may_hold_arrays(nests[0])
     if kind is not dict and kind is not tuple and kind is not list:
         return False
     leaves = list(nests[0].values() if kind is dict else nests[0])
@@ -75,13 +75,19 @@ def is_unshared(nests: list[Any]) -> bool:
         # The nest, the list and the argument of `getrefcount` refer to it. Local variables would not count in 3.14.
         if leaf_kind is not np.ndarray or leaves[place].base is not None or getrefcount(leaves[place]) > 3:
             return False
+        if _may_hold_arrays(leaves[place]):
+            return False
     return True
 
 
 def kept(value: Any) -> Any:
     """Return a value, or a copy if it is or contains an array."""
     if isinstance(value, np.ndarray):
-        return value.copy("K")
+        copied = value.copy("K")
+        if _may_hold_arrays(value):
+            for number, item in enumerate(value.flat):
+                copied.flat[number] = kept(item)
+        return copied
     if isinstance(value, Ragged):
         return Ragged(kept(value.values), kept(value.row_splits))
     if isinstance(value, Nested):
@@ -100,6 +106,10 @@ def _owner_of(array: Any) -> Any:
     while getattr(array, "base", None) is not None:
         array = array.base
     return array
+
+
+def _may_hold_arrays(array: Any) -> bool:
+    return array.dtype.kind == "O" and not _UNCHANGEABLE.issuperset(map(type, array.flat))
 
 
 def _is_private(array: Any, private: Callable[[], Container[int]] | None) -> bool:
