@@ -42,7 +42,7 @@ from daskdist.core.spec import (
     of_any_rank,
     without_empty_axes,
 )
-from daskdist.core.structure import TEXT, Leaves, Structure
+from daskdist.core.structure import Leaves, Structure
 from daskdist.display import plan as display
 from daskdist.display.description import Description, Head, columns_table
 from daskdist.display.drawing import known_cardinality
@@ -126,6 +126,7 @@ from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.passes.simplify import simplify
 from daskdist.service.request import ServiceRequest
 from daskdist.storage.filesystem import Paths, Storage, is_remote, local
+from daskdist.storage.listing import as_text
 from daskdist.tables.describe import PartStatistics, count_rows, describe_nothing, describe_rows
 from daskdist.tables.to_arrow import check_columns, frame_of
 
@@ -413,7 +414,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         Raises
         ------
         FileError
-            No file matches.
+            No file matches, or a name is not UTF-8.
 
         >>> from pathlib import Path
         >>> names = Dataset.list_files(str(Path(__file__).parent / "*.py"), shuffle=False)
@@ -423,7 +424,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         if shuffle is not None:
             yes_or_no("list_files", "shuffle", shuffle)
         names = sorted(Storage().expand(file_pattern, ("",)))
-        listed = cls.from_tensor_slices(np.array(names, TEXT), name=name)
+        listed = cls.from_tensor_slices(as_text(names), name=name)
         return listed if shuffle is False else listed.shuffle(len(names), seed=seed)
 
     # --- constructors: of datasets ---

@@ -58,7 +58,9 @@ def _suggested(generator: Callable[..., Any], args: Sequence[Any]) -> str:
 
 
 def _dtype_text(dtype: Any) -> str:
-    return "str" if isinstance(dtype, np.dtypes.StringDType) else repr(str(dtype))
+    if isinstance(dtype, np.dtypes.StringDType):
+        return "str"
+    return f"numpy.{dtype!r}" if dtype.names else repr(str(dtype))
 
 
 @dataclass(frozen=True, eq=False)

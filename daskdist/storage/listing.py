@@ -7,8 +7,11 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+
+from daskdist.errors import FileError
 from daskdist.storage.hidden_files import is_hidden, is_hidden_from, is_spelled
 from daskdist.url_secrets import without_secrets
 
@@ -48,6 +51,23 @@ def matches(pattern: str) -> list[str]:
     with_hidden = any(part[:1] in ("_", ".", "[") for part in parts[num_fixed:-1])
     below = files_below("/".join(parts[:num_fixed]) or "/", with_hidden=with_hidden)
     return sorted(name for name in below if is_spelled(name, pattern))
+
+
+def as_text(names: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Return the names of files as an array of text.
+
+    Raises
+    ------
+    FileError
+        A name is not UTF-8, which text is.
+    """
+    try:
+        return np.array(names, np.dtypes.StringDType())
+    except UnicodeError:
+        odd = next(name for name in names if name != os.fsencode(name).decode(errors="ignore"))
+        raise FileError(
+            f"{odd!r}: the name is not UTF-8, which text of elements is; rename it, or give its directory to a reader"
+        ) from None
 
 
 def with_suffix(names: Sequence[str], suffixes: tuple[str, ...], directory: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.structure import TEXT, as_array
+from daskdist.core.structure import as_array
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.formats import endings
@@ -17,6 +17,7 @@ from daskdist.formats.csv.csv_format import Csv
 from daskdist.formats.csv.dialect import Dialect
 from daskdist.ops.read_files import read_node
 from daskdist.storage.compression import compression_of
+from daskdist.storage.listing import as_text
 from daskdist.tensorflow.file_datasets import expand_filenames
 from daskdist.tensorflow_dataset import TensorFlowDataset
 
@@ -216,7 +217,7 @@ def make_csv_dataset(
     form = _of_fields(columns, dict(zip(chosen, fields, strict=True)), reader).learned(paths)
     ds: Dataset = TensorFlowDataset(read_node(form, paths))
     if num_parallel_reads is not None and num_parallel_reads != 1 and len(paths) > 1:
-        names_of_files = TensorFlowDataset.from_tensor_slices(np.array(paths, TEXT))
+        names_of_files = TensorFlowDataset.from_tensor_slices(as_text(paths))
         cycle = None if num_parallel_reads < 1 else num_parallel_reads
         ds = names_of_files.interleave(
             lambda path: Dataset(read_node(form, (str(path),))), cycle, 1, deterministic=not sloppy

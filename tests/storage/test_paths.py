@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import daskdist
-from daskdist import errors, read_parquet
+from daskdist import Dataset, errors, read_parquet
 
 
 def ids(paths, **kwargs):
@@ -224,6 +224,8 @@ def test_names_that_are_not_utf8(tmp_path, read):
     it = iter(read(os.fsdecode(folder)))
     it.load_state_dict(state)
     assert len(list(it)) == 2
+    with pytest.raises(errors.FileError, match=r"udcfe.*the name is not UTF-8.*give its directory to a reader"):
+        Dataset.list_files(os.fsdecode(folder))
 
 
 @pytest.mark.parametrize("read", [read_parquet, daskdist.read_csv])
