@@ -7,6 +7,7 @@ that arithmetic got from calls (`answers`). To continue, the stream is opened ag
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -21,7 +22,7 @@ from daskdist.execute.resume.packing import pack, unpack
 from daskdist.execute.resume.recorded_answers import Answers, Known
 from daskdist.url_secrets import without_secrets
 
-VERSION: Final = 8
+VERSION: Final = 9
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def state_of(
         "pipeline": identity.operations,
         "order": identity.order,
         "number": number,
-        "position": pack(content),
+        "position": b64encode(pack(content)).decode("ascii"),
     }
 
 
@@ -192,7 +193,7 @@ def content_of(state: Any, identity: PipelineIdentity) -> dict[str, Any]:
         raise ArgumentError(f"load_state_dict: the position is of version {state['version']}, not {VERSION}")
     identity.check(state)
     try:
-        content = unpack(bytes(state["position"]))
+        content = unpack(b64decode(state["position"], validate=True))
         return {**content, "positions": list(map(StreamPosition.of_plain, content["positions"]))}
     except (ValueError, TypeError, KeyError) as error:
         raise ArgumentError(f"load_state_dict: the position is damaged: {error}") from None

@@ -247,9 +247,9 @@ class ElementIterator(Iterator[Any], Advised):
         Returns
         -------
         dict
-            A version, the identity of the pipeline, the number of elements, and bytes, for `Checkpoint`, without any
-            pickled object. It has no data of the elements, except the value that ``scan`` carries over and what
-            operations such as ``unique`` and ``group_by_window`` keep.
+            A version, the identity of the pipeline, the number of elements, and the position as text, for `Checkpoint`
+            or JSON, without any pickled object. It has no data of the elements, except the value that ``scan`` carries
+            over and what operations such as ``unique`` and ``group_by_window`` keep.
 
         Raises
         ------

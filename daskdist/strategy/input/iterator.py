@@ -399,9 +399,10 @@ class DistributedIterator(Advised):
         Returns
         -------
         dict
-            Plain types for `Checkpoint`: some hundred bytes, and what ``unique`` and ``scan`` have to keep. Steps that
-            were copied to devices ahead of use, and not handed out, are part of the remaining rows. Steps that were
-            handed out are not, though calls with them may be under way or have failed: `Checkpoint` waits for these.
+            Numbers and text for `Checkpoint` or JSON: some hundred bytes, and what ``unique`` and ``scan`` have to
+            keep. Steps that were copied to devices ahead of use, and not handed out, are part of the remaining rows.
+            Steps that were handed out are not, though calls with them may be under way or have failed: `Checkpoint`
+            waits for these.
 
         Raises
         ------

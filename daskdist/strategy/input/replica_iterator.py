@@ -442,7 +442,7 @@ class PassReaders:
         """Continue from a position; return whether it is at the end of its pass."""
         resumed_pass = resumed(self._plan, self._read_plan, state)
         # All replicas of this process that load the same state share readers.
-        token = f"{self._token}.{hashlib.sha256(bytes(state['position'])).hexdigest()[:16]}"
+        token = f"{self._token}.{hashlib.sha256(state['position'].encode()).hexdigest()[:16]}"
         number = 0 if resumed_pass.sections else self._plan.number
         before = self._later
         self._first = self._shared(f"{token}.first", number, resumed_pass.read_plan)
