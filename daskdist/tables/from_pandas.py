@@ -208,8 +208,12 @@ def _as_arrow(column: Any, label: str) -> Any:
         else:
             array = column.to_arrow() if hasattr(column, "to_arrow") else pa.array(column, from_pandas=True)
     except (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError) as error:
+        reason = str(error)
+        if isinstance(error, OverflowError):
+            large = next((value for value in column if isinstance(value, int) and not -(2**63) <= value < 2**63), "")
+            reason = f"the number {large} does not fit into int64"
         raise ArgumentError(
-            f"{label} cannot become an array: {error}; leave it out, or give its values one type"
+            f"{label} cannot become an array: {reason}; leave it out, or give its values one type"
         ) from None
     if isinstance(dtype := getattr(column, "dtype", None), np.dtype) and dtype.kind == "O":
         check_unchanged(column, array, label)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import mirrored
 
-from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, TensorSpec, errors, read_npy
+from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, RaggedTensorSpec, TensorSpec, errors, read_npy
 from daskdist.core.functions.user_function import numbers_in
 from daskdist.core.structure import TEXT, Structure
 
@@ -438,3 +438,15 @@ def test_a_spec_of_unknown_rank(tmp_path):
             group()
     shapes = [np.zeros(1, np.float32), np.zeros((2, 2), np.float32)]
     assert [x.ndim for x in Dataset.from_generator(lambda: iter(shapes), output_signature=spec)] == [1, 2]
+
+
+def test_the_signature_that_an_error_suggests_is_that_of_the_elements():
+    element = Ragged(np.arange(3), [0, 1, 3]), np.zeros(2, [("a", "i4"), ("b", "f8")]), "text"
+    with pytest.raises(errors.ArgumentError) as caught:
+        Dataset.from_generator(lambda: iter([element]))
+    signature = str(caught.value).partition("output_signature=")[2].partition("; write None")[0]
+    names = {"TensorSpec": TensorSpec, "RaggedTensorSpec": RaggedTensorSpec, "numpy": np}
+    ds = Dataset.from_generator(lambda: iter([element]), eval(signature, names))
+    (actual,) = ds
+    assert actual[0].values.tolist() == [0, 1, 2]
+    assert actual[1].dtype == element[1].dtype

@@ -308,7 +308,7 @@ REFUSED = {
     "dataset": (Dataset.range(3), "is a dataset: iterate over it"),
     "masked": (np.ma.array([1, 2]), r"is a masked array: map it to x.filled\(value\)"),
     "object": ({"x": print}, r"leaf \['x'\] is of type builtin_function_or_method, which is neither an array"),
-    "huge": (2**70, "cannot be converted: the number \d+ does not fit into 64 bits"),
+    "huge": (2**70, r"cannot be converted: the number \d+ does not fit into 64 bits"),
     "replica": ({"x": PerReplica([1, WORDS])}, r"leaf \['x'\] of replica 1 is text"),
     "inside": ({"x": PerReplica([{"y": 1}, {"y": WORDS}])}, r"leaf \['x'\]\['y'\] is text"),
 }

@@ -70,6 +70,14 @@ def test_missing_values_of_columns_are_refused(column):
         Dataset.from_tensor_slices(pd.Series([1, "a"]))
 
 
+@pytest.mark.parametrize(
+    ("values", "large"), [([2**70, 1], 2**70), ([1, -(2**63) - 1], -(2**63) - 1), ([2**63, -1], 2**63)]
+)
+def test_integers_of_dataframes_that_fit_no_dtype_are_named(values, large):
+    with pytest.raises(ArgumentError, match=f"the number {large} does not fit into int64"):
+        Dataset.from_tensor_slices(pd.Series(values, dtype=object))
+
+
 def test_functions_may_return_columns_of_dataframes():
     batches = Dataset.from_tensor_slices({"g": ["a", "b", "a"], "x": [1, 2, 3]}).batch(3)
     (groups,) = batches.map(lambda batch: pd.DataFrame(batch).g)

@@ -399,10 +399,9 @@ class DistributedIterator(Advised):
         Returns
         -------
         dict
-            Numbers and text for `Checkpoint` or JSON: some hundred bytes, and what ``unique`` and ``scan`` have to
-            keep. Steps that were copied to devices ahead of use, and not handed out, are part of the remaining rows.
-            Steps that were handed out are not, though calls with them may be under way or have failed: `Checkpoint`
-            waits for these.
+            Numbers and text, for `Checkpoint` or JSON: some hundred bytes, and what ``unique`` and ``scan`` keep. Steps
+            that were copied to devices ahead of use, and not handed out, are part of the remaining rows. Steps that
+            were handed out are not, though calls with them may be under way or fail: `Checkpoint` waits for them.
 
         Raises
         ------
