@@ -2730,11 +2730,18 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
     def _empty(self) -> Any:
         return self._spec.structure.pack([leaf.zeros() for leaf in self._spec.leaves])
 
-    @cached_property
+    @property
     def _spec(self) -> ElementSpec:
-        spec = self._spec_by(self._caller)
-        # Later elements may have other lengths than the first ones.
-        return spec.of_any_shape() if isinstance(self._known_spec(), SpecUnknown) else spec
+        # Not a `cached_property`: Python 3.11 holds one lock for those of all datasets. A function that is called here,
+        # perhaps in another thread, may need the spec of a dataset of its own.
+        spec = self.__dict__.get("_spec")
+        if spec is None:
+            spec = self._spec_by(self._caller)
+            if isinstance(self._known_spec(), SpecUnknown):
+                # Later elements may have other lengths than the first ones.
+                spec = spec.of_any_shape()
+            self.__dict__["_spec"] = spec
+        return spec
 
     def _follow_code(self) -> None:
         # Drop cached properties if a function was redefined since.

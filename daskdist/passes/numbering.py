@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from daskdist.core.node import CountingNode, Node, counting, with_each_upstream
+from daskdist.core.node import CountingNode, Node, counting, walk, with_each_upstream
 from daskdist.core.primitive import Epoch
 from daskdist.core.randomness.pass_numbers import PassCounter
 
@@ -93,8 +93,15 @@ def from_first_pass(node: Node, epoch: Epoch) -> Epoch:
 
 
 def epoch_of_contents(node: Node, epoch: Epoch) -> Epoch:
-    """Return the epoch of a pipeline that another process runs, from that of the one whose contents it is."""
-    passes = [operation.passes.of(epoch)[0] for operation in counting(node)]
+    """Return the epoch of a pipeline that another process runs, from that of the one whose contents it is.
+
+    Elements that the pipeline stores, which begin empty there, are those of its first pass.
+    """
+    replayed = {operation.passes for part in walk(node) if part.replays_first_pass for operation in counting(part)}
+    passes = [
+        operation.passes.start if operation.passes in replayed else operation.passes.of(epoch)[0]
+        for operation in counting(node)
+    ]
     return (tuple(passes), *epoch[1:])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import dask.array
@@ -450,3 +451,17 @@ def test_the_signature_that_an_error_suggests_is_that_of_the_elements():
     (actual,) = ds
     assert actual[0].values.tolist() == [0, 1, 2]
     assert actual[1].dtype == element[1].dtype
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: scalars().flat_map(lambda n: Dataset.range(2).map(lambda x: x + n)), ()),
+        (lambda: scalars().window(3).flat_map(lambda window: window.batch(3)), (None,)),
+        (lambda: scalars().map(lambda n: np.zeros(Dataset.range(4).map(lambda x: x * 2).batch(2).cardinality())), (2,)),
+        (lambda: scalars().map(lambda n: np.zeros(len(Dataset.range(3).batch(3).element_spec.shape))), (1,)),
+    ],
+)
+def test_functions_that_use_specs_of_datasets_are_called_in_any_thread(build, shape):
+    with dask.config.set({"daskdist.timeouts.data": 5}), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: build().element_spec.shape).result(60) == shape

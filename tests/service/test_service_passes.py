@@ -55,6 +55,16 @@ def test_served_passes_are_those_of_the_dataset(client, name):
     assert plain(ds.at_epoch(1).serve(client)) == plain(ds.serve(client).at_epoch(1)) == passes[1]
 
 
+@pytest.mark.parametrize("store", ["cache", "snapshot"])
+@pytest.mark.parametrize("then", [lambda ds: ds.map(lambda x: x + 1), lambda ds: ds.shuffle(9, seed=2)])
+def test_stored_elements_are_those_of_the_first_pass_also_when_served(client, tmp_path, store, then):
+    arguments = () if store == "cache" else (str(tmp_path),)
+    local = then(shuffled().cache())
+    served = then(getattr(shuffled(), store)(*arguments)).serve(client)
+    assert [plain(served) for _ in range(3)] == [plain(local) for _ in range(3)]
+    assert plain(served.at_epoch(2)) == plain(local.at_epoch(2))
+
+
 def test_operations_created_in_each_epoch_have_seeds_of_their_own(client):
     orders = [plain(Dataset.range(60).shuffle(60).with_options(IN_ORDER).serve(client)) for _ in range(2)]
     assert orders[0] != orders[1]
