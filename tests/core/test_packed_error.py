@@ -49,6 +49,16 @@ class OwnPickleError(Exception):
         return OwnPickleError, self.both
 
 
+class OwnNewError(Exception):
+    def __new__(cls, what, row):
+        error = super().__new__(cls, what)
+        error.row = row
+        return error
+
+    def __init__(self, what, row):
+        super().__init__(what)
+
+
 class WithSlotsError(Exception):
     __slots__ = ("number",)
 
@@ -91,6 +101,7 @@ def _reduced(element):
         OfFileError("here"),
         OfTextError(b"\xff"),
         OwnPickleError(1, 2),
+        OwnNewError("bad", 3),
         WithSlotsError(4),
         ImportError("no module", name="this", path="there"),
         StopIteration(4),
@@ -159,6 +170,16 @@ def test_a_class_that_does_not_pickle_becomes_a_base_class_or_text(way):
     problem.__cause__ = LonelyError("too large")
     cause = WAYS[way](problem).__cause__
     assert (type(cause), str(cause)) == (errors.DaskdistError, "LonelyError: too large")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cause_that_cannot_be_made_again_becomes_text(way):
+    problem, cause = errors.UserFunctionError("map failed"), OfTextError(b"\xff")
+    cause.args = ("of a file",)
+    problem.__cause__ = cause
+    actual = WAYS[way](problem)
+    assert (type(actual), type(actual.__cause__)) == (errors.UserFunctionError, errors.DaskdistError)
+    assert str(actual.__cause__) == f"OfTextError: {cause}"
 
 
 def test_groups_keep_their_errors():

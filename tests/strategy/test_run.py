@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import pickle
@@ -681,3 +682,21 @@ def test_no_replica_is_called_after_the_program_was_interrupted():
     interrupted[0].begin_rest()
     assert not interrupted[0]._threads
     assert not called
+
+
+class StopAllError(BaseException):
+    """An error that `except Exception` does not catch."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopAllError("all")])
+def test_a_loop_that_ends_the_program_raises_its_own_error(error):
+    def loop(steps):
+        for batch in steps:
+            if own_number() == 2 and 4 in batch:
+                raise error
+
+    strategy = mirrored(3)
+    steps = strategy.distribute_dataset(daskdist.Dataset.range(3000).batch(6))
+    with pytest.raises(type(error)) as caught:
+        strategy.run(loop, args=(steps,))
+    assert caught.value is error

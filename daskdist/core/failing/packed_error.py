@@ -105,6 +105,8 @@ class _ErrorPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._kept(kind) is Exception is not kind:
             return self._of_error(as_text(error))
         make, arguments, state = parts_of(error, self._kept, is_careful=self._is_careful)
+        if self._is_careful and not _can_be_made(make, arguments):
+            return self._of_error(as_text(error))
         is_implicit = error.__cause__ is None and not error.__suppress_context__
         context = error.__context__ if is_implicit else None
         trace = self._kept(error.__traceback__)
@@ -159,9 +161,19 @@ def _slots_of(error: BaseException) -> dict[str, Any]:
 
 
 def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    error = kind.__new__(kind, *args)
-    _builtin_base(kind).__init__(error, *args)
+    # The methods of the class itself may take other arguments.
+    base = _builtin_base(kind)
+    error = base.__new__(kind, *args)
+    base.__init__(error, *args)
     return error
+
+
+def _can_be_made(make: Callable[..., BaseException], arguments: tuple[Any, ...]) -> bool:
+    try:
+        make(*arguments)
+    except Exception:
+        return False
+    return True
 
 
 def _set_parts(error: BaseException, parts: tuple[Any, ...]) -> None:

@@ -138,9 +138,9 @@ class Calls:
         self._rendezvous_of_all = None
         self._copies = {}
         if self._errors:
-            # Prefer a replica's own error to errors of others that waited for it.
+            # Prefer a replica's own error to errors of others that waited for it, or whose loops it ended.
             errors = [self._errors[number] for number in sorted(self._errors)]
-            raise next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
+            raise min(errors, key=lambda error: (isinstance(error, Exception), isinstance(error, CollectiveError)))
         if self._loops is not None:
             self._loops.end.check()
         return self._results
