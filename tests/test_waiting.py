@@ -195,6 +195,15 @@ def test_a_function_that_hangs_is_ended_and_named(name, where):
         hanging.gate.set()
 
 
+def on_replicas(stuck):
+    """Return batches of which each replica calls a function with its rows."""
+
+    def all_stuck(rows):
+        return [stuck(x) for x in rows]
+
+    return NUMBERS.batch(4).map(all_stuck, device=True)
+
+
 @pytest.mark.parametrize(
     "use",
     [
@@ -204,8 +213,10 @@ def test_a_function_that_hangs_is_ended_and_named(name, where):
         lambda ds, stuck: list(mirrored(2).distribute_dataset(ds.batch(4))),
         lambda ds, stuck: looped(mirrored(2), ds.batch(4)),
         lambda ds, stuck: list(mirrored(2).distribute_datasets_from_function(lambda context: ds.batch(4))),
+        lambda ds, stuck: list(mirrored(2).distribute_dataset(on_replicas(stuck))),
+        lambda ds, stuck: looped(mirrored(2), on_replicas(stuck)),
     ],
-    ids=["compute", "persist", "reduce", "steps", "loop", "from_function"],
+    ids=["compute", "persist", "reduce", "steps", "loop", "from_function", "steps on replicas", "loop on replicas"],
 )
 def test_a_use_of_a_function_that_hangs_ends(use):
     hanging = Hanging()

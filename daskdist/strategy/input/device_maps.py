@@ -20,6 +20,7 @@ from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset
 from daskdist.devices import Device, is_on_device, name_of, named
 from daskdist.errors import DaskdistError
+from daskdist.execute.watched_calls import watched
 from daskdist.ops.map import spec_after
 from daskdist.passes.device_maps import without_device_maps
 from daskdist.strategy.replica.context import ReplicaContext
@@ -45,7 +46,9 @@ class DeviceMaps:
             def where(argument: Any = element) -> str:
                 return f"the element of replica {replica_id} ({name_of(device)}){_but_for(argument, device)}"
 
-            element = _as_element(function, function(element, where), where, partial(_owners_in, element))
+            # Other devices depend on the thread of the replica, which nothing can end.
+            result = watched("map", function, element, where) if device.is_host else function(element, where)
+            element = _as_element(function, result, where, partial(_owners_in, element))
         return element
 
     def spec_after(self, spec: ElementSpec) -> ElementSpec:
