@@ -444,3 +444,11 @@ def test_processes_remove_the_files_of_a_killed_program(tmp_path):
 def test_invalid_num_processes_are_refused(value):
     with pytest.raises(errors.ArgumentError, match="num_processes is"):
         Options(num_processes=value)
+
+
+def test_readers_with_lists_and_dicts_of_options(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.csv").write_text(f"a,b\n{number},\n,x\n")
+    ds = daskdist.read_csv(tmp_path, ["b", "a"], dtypes={"a": "int64"}, missing={"a": -1, "b": "?"})
+    for build in (lambda ds: ds, lambda ds: ds.map(lambda row: row["a"] * 2), lambda ds: ds.batch(2)):
+        same_elements(list(build(ds).with_options(PROCESSES)), list(build(ds)), "in other processes")

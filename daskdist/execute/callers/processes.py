@@ -52,6 +52,8 @@ class Processes(Threads):
         self._is_closed = False
         self._processes = process_pool(num_processes)
         self._files: dict[Any, str] = {}
+        # The functions that these files have.
+        self._functions: list[Callable[..., Any]] = []
         self._adding = Lock()
 
     def source(
@@ -136,12 +138,19 @@ class Processes(Threads):
         return self._processes.call(function, args, data, is_over=lambda: self._is_closed)
 
     def _file_of(self, function: Callable[..., Any]) -> str:
-        # Equal functions of one pass are pickled once.
+        # Equal functions of one pass are pickled once; those that cannot be hashed, such as readers with a dict of
+        # options, once for each object, which is kept so that its id stays its own.
         with self._adding:
-            known = self._files.get(function)
+            key: Any = function
+            try:
+                hash(function)
+            except TypeError:
+                key = id(function)
+            known = self._files.get(key)
             if known is None:
                 with modules_by_value():
-                    known = self._files[function] = self._processes.add(cloudpickle.dumps(function))
+                    known = self._files[key] = self._processes.add(cloudpickle.dumps(function))
+                self._functions.append(function)
             return known
 
     def close(self) -> None:
