@@ -335,8 +335,8 @@ class Csv(SampledFormat):
         if invalid.value is None:
             stands = {"bytes": "b''", "str": "''", "bool": "False"}.get(kind, "0")
             advice = f"missing={{{name!r}: {stands}}} as its replacement"
-            if kind not in ("str", "bytes"):
-                advice += f", or dtypes={{{name!r}: {'str' if kind == 'bool' else 'float64'!r}}}"
+            if kind not in ("str", "bytes", "bool"):
+                advice += f", or dtypes={{{name!r}: 'float64'}}"
         elif kind == "str":
             advice = f'the right encoding, or dtypes={{{name!r}: "bytes"}}'
         elif name in fields.inferred and fields.is_text(invalid.value, kind):

@@ -186,8 +186,8 @@ def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
     if kind is None:
         types = " and ".join(sorted({type(value).__name__ for value in present}))
         raise FileError(
-            f"{where}: column {name!r} holds {types}, which have no common dtype; give one with "
-            f"dtypes={{{name!r}: ...}}, cast it in the query, or leave it out"
+            f"{where}: column {name!r} holds {types}, which have no common dtype; cast it in the query, as in SELECT "
+            f"CAST({name} AS TEXT) AS {name}, or leave it out"
         )
     return kind
 
