@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -147,31 +146,31 @@ def check_every_position(make, caller):
     # Taking a state at each position, or only once, does not change the elements.
     asked, states = begun(make, 0, caller), []
     for expected in whole:
-        states.append(pickle.dumps(asked.state_dict()))
+        states.append(json.dumps(asked.state_dict()))
         same_elements([next(asked)], [expected], f"the iterator that was asked at {len(states) - 1}")
-    states.append(pickle.dumps(asked.state_dict()))
+    states.append(json.dumps(asked.state_dict()))
     assert list(asked) == []
     # The first state above was asked before anything else, too.
     once = {1, len(whole) // 2, len(whole)}
     for number, state in enumerate(states):
         again = begun(make, 0, caller)
-        again.load_state_dict(pickle.loads(state))
+        again.load_state_dict(json.loads(state))
         same_elements(list(again), whole[number:], f"continued from {number}")
         if number in once:
             iterator = begun(make, number, caller)
             again = begun(make, 0, caller)
-            again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
+            again.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
             same_elements(list(again), whole[number:], f"continued from {number}, asked once")
             same_elements(list(iterator), whole[number:], f"the iterator that was asked once, from {number}")
         if number in once:
             # An iterator that is at its end, or in the middle, continues from the position, too.
-            asked.load_state_dict(pickle.loads(state))
+            asked.load_state_dict(json.loads(state))
             same_elements(list(islice(asked, 2)), whole[number : number + 2], f"in place from {number}")
-            asked.load_state_dict(pickle.loads(state))
+            asked.load_state_dict(json.loads(state))
             same_elements(list(asked), whole[number:], f"in place from {number}, again")
     # Take another state when the iterator knows that it is at its end.
     again = begun(make, 0, caller)
-    again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
+    again.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
     assert list(again) == []
     assert again.state_dict()["number"] == len(whole)
 
@@ -259,7 +258,7 @@ def test_generated_pipelines_continue_from_any_position(pipeline, data):
         number = data.draw(st.integers(0, len(outcome.elements)))
         state = begun(pipeline.dataset, number, Synchronous).state_dict()
         again = begun(pipeline.dataset, 0, Synchronous)
-        again.load_state_dict(pickle.loads(pickle.dumps(state)))
+        again.load_state_dict(json.loads(json.dumps(state)))
         same_elements(list(again), outcome.elements[number:], f"continued from {number}")
 
 
@@ -284,15 +283,15 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
             list(ds)
         iterator = iter(ds)
         begun = [next(iterator).tolist() for _ in range(3)]
-        state = pickle.dumps(iterator.state_dict())
+        state = json.dumps(iterator.state_dict())
         rest = [x.tolist() for x in iterator]
-        over = pickle.dumps(iterator.state_dict())
+        over = json.dumps(iterator.state_dict())
         assert sorted(np.ravel(begun + rest)) == list(range(12))
         # The cache is complete now.
         for value, expected in ((state, rest), (over, [])):
             for other in (ds, make()):
                 again = iter(other)
-                again.load_state_dict(pickle.loads(value))
+                again.load_state_dict(json.loads(value))
                 assert [x.tolist() for x in again] == expected
                 assert list(again) == []
         assert [x.tolist() for x in ds] == begun + rest
@@ -302,15 +301,15 @@ def test_caches_become_complete_or_are_removed(name, is_complete, caller, tmp_pa
         again = iter(make())
         if is_complete and name != "cache":
             with pytest.raises(errors.FileError, match="no longer there"):
-                again.load_state_dict(pickle.loads(state))
+                again.load_state_dict(json.loads(state))
             return
         assert num_files == (0 if name == "cache" else 2), "there should be one part and a manifest"
-        again.load_state_dict(pickle.loads(state))
+        again.load_state_dict(json.loads(state))
         assert [x.tolist() for x in again] == rest
         # A resumed pass stores nothing; the next whole pass has the same order.
         other = make()
         again = iter(other)
-        again.load_state_dict(pickle.loads(state))
+        again.load_state_dict(json.loads(state))
         assert [x.tolist() for x in again] == rest
         assert [x.tolist() for x in other] == begun + rest
 
@@ -338,7 +337,7 @@ def test_a_continued_iterator_can_be_continued_again():
     second.load_state_dict(first.state_dict())
     list(islice(second, 4))
     third = begun(make, 0, Threads)
-    third.load_state_dict(pickle.loads(pickle.dumps(second.state_dict())))
+    third.load_state_dict(json.loads(json.dumps(second.state_dict())))
     same_elements(list(third), whole[7:], "continued twice, in threads at last")
 
 
@@ -411,18 +410,18 @@ def test_a_position_needs_the_splits_that_it_was_taken_with():
 
     with dask.config.set({"daskdist.split-bytes": 80}):
         iterator = begun(make, 30, Synchronous)
-        state, rest = pickle.dumps(iterator.state_dict()), list(iterator)
+        state, rest = json.dumps(iterator.state_dict()), list(iterator)
     with dask.config.set({"daskdist.split-bytes": 240}):
         # There, calls of another split were counted; elements by their numbers are the same.
         with pytest.raises(errors.ArgumentError, match="which was 80 and is 240 here; set it to 80"):
-            begun(make, 0, Synchronous).load_state_dict(pickle.loads(state))
+            begun(make, 0, Synchronous).load_state_dict(json.loads(state))
         again = begun(lambda: Dataset.range(100), 0, Synchronous)
         with dask.config.set({"daskdist.split-bytes": 80}):
             again.load_state_dict(begun(lambda: Dataset.range(100), 30, Synchronous).state_dict())
         same_elements(list(again), range(30, 100), "by number")
     with dask.config.set({"daskdist.split-bytes": 80}):
         again = begun(make, 0, Synchronous)
-        again.load_state_dict(pickle.loads(state))
+        again.load_state_dict(json.loads(state))
         same_elements(list(again), rest, "the same splits")
 
 
@@ -500,8 +499,8 @@ def test_positions_are_small_and_plain(name, tmp_path):
     assert len(state["position"]) < most_bytes
     assert {type(value) for value in state.values()} == {int, str}
     assert json.loads(json.dumps(state)) == state
-    # The values are of no other types, so the pickled state is as small.
-    assert len(pickle.dumps(state)) < most_bytes + 1_000
+    # The values are of no other types, so the state in JSON is as small.
+    assert len(json.dumps(state)) < most_bytes + 1_000
     again = begun(make, 0, Synchronous)
     checkpoint = daskdist.Checkpoint(iterator=iterator)
     checkpoint.save(tmp_path / "state")
@@ -577,14 +576,14 @@ def test_a_position_after_a_failed_element_skips_it():
 
 def test_a_position_is_continued_by_another_process(tmp_path):
     program = (
-        "import pickle, sys\n"
+        "import json, sys\n"
         "from daskdist import Dataset\n"
         "iterator = iter(Dataset.range(40).shuffle(9).batch(4).repeat(2))\n"
         "if sys.argv[1] == 'begin':\n"
         "    first = [next(iterator) for _ in range(7)]\n"
-        "    pickle.dump(iterator.state_dict(), open(sys.argv[2], 'wb'))\n"
+        "    json.dump(iterator.state_dict(), open(sys.argv[2], 'w'))\n"
         "else:\n"
-        "    iterator.load_state_dict(pickle.load(open(sys.argv[2], 'rb')))\n"
+        "    iterator.load_state_dict(json.load(open(sys.argv[2])))\n"
         "print([batch.tolist() for batch in iterator])\n"
     )
     path = str(tmp_path / "state")

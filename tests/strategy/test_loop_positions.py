@@ -28,7 +28,7 @@ SHARED_OUT_BY_FILE = ["drop_remainder", "unseeded shuffle", "filter", "flat_map"
 def taken(iterator, num_steps, state):
     """Return a replica's elements of the next steps from a state on, or of all remaining steps, and the state after."""
     if state is not None:
-        iterator.load_state_dict(state)
+        iterator.load_state_dict(json.loads(json.dumps(state)))
     elements = []
     if num_steps is None:
         elements += [element.tolist() for element in iterator]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import dask
 import numpy as np
@@ -59,7 +60,7 @@ def steps_and_states(strategy, dataset):
 def continued(strategy, dataset, state):
     """Return the steps from a position on."""
     iterator = iter(strategy.distribute_dataset(dataset))
-    iterator.load_state_dict(state)
+    iterator.load_state_dict(json.loads(json.dumps(state)))
     return [parts_of(strategy, step) for step in iterator]
 
 
