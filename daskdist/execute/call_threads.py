@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -39,6 +40,10 @@ class CallThreads:
     """A pool of daemon threads that grows as needed, since calls of replicas wait for each other."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, in a forked process, which has none of the threads."""
         self._idle: list[queue.SimpleQueue[CallInThread]] = []
         self._lock = threading.Lock()
 
@@ -79,3 +84,5 @@ class CallThreads:
 
 
 CALL_THREADS: Final = CallThreads()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=CALL_THREADS.forget)

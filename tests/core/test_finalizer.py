@@ -110,3 +110,27 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
     report = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert report.stdout.split() == ["0", "parent"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_has_threads_of_its_own():
+    program = """
+import os, warnings
+import daskdist
+
+def elements():
+    ds = daskdist.Dataset.range(200).map(lambda x: x * 2, num_parallel_calls=2).batch(10).prefetch(2)
+    strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    steps = strategy.distribute_dataset(ds)
+    loops = strategy.run(lambda steps: sum(int(batch.sum()) for batch in steps), args=(steps,))
+    return sum(int(batch.sum()) for batch in ds), sum(strategy.local_results(loops))
+
+expected = elements()
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    os._exit(0 if elements() == expected else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), expected)
+"""
+    report = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert report.stdout.split() == ["0", "(39800,", "39800)"]
