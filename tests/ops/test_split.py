@@ -419,5 +419,6 @@ def test_pairs_of_elements_that_come_in_any_order():
     pairs = Dataset.zip(numbers().map(late, deterministic=False), numbers().map(lambda x: -x)).with_options(ANY_ORDER)
     assert sorted((int(x), int(y)) for x, y in pairs) == [(x, -x) for x in range(NUMBER)]
     assert not late.is_late
-    # Without parts or pairs, later elements come first.
-    assert ids(numbers().map(LateOnce(), num_parallel_calls=4, deterministic=False)) != list(range(NUMBER))
+    # Without parts or pairs, later elements may come first: a block that waits for a later one mostly ends after it.
+    passes = (ids(numbers().map(LateOnce(), num_parallel_calls=4, deterministic=False)) for _ in range(50))
+    assert any(rows != list(range(NUMBER)) for rows in passes)
