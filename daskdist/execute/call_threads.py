@@ -43,7 +43,7 @@ class CallThreads:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, in a forked process, which has none of the threads."""
+        """Forget the threads, of which a forked process has none."""
         self._idle: list[queue.SimpleQueue[CallInThread]] = []
         self._lock = threading.Lock()
 
