@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import subprocess
@@ -295,6 +296,8 @@ def test_an_encrypted_service_without_the_right_certificates(ask):
             short = {"daskdist.timeouts.connect": 2}
             with dask.config.set(settings | short), pytest.raises(errors.ClusterError, match=words):
                 ask(address)
+    # Not in a later test.
+    gc.collect()
 
 
 def test_a_scheduler_that_is_killed_and_started_again(tmp_path):
