@@ -264,7 +264,7 @@ def test_certificates_come_from_the_configuration():
 
 
 # Dask leaves the socket of a failed handshake to the garbage collector.
-@pytest.mark.filterwarnings("ignore:.*unclosed <socket:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize(
     "ask",
     [
