@@ -37,9 +37,9 @@ from daskdist.strategy.status import StrategyStatus
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.flat import flattened_call
 from daskdist.strategy.values.per_replica import (
+    UNKNOWN_ROWS,
     PerReplica,
-    is_uneven,
-    mark_uneven,
+    num_rows_of,
     num_values,
     results_by_replica,
     values_read_later,
@@ -232,10 +232,11 @@ class Strategy(Viewed, Advised):
         the other in the caller's thread until one waits for the others, or the call has taken some 20 ms; then each
         replica that has not begun gets a thread.
 
-        On a cluster, a replica runs the calls in the order of the program, or of each of its threads. The first call
-        of a function with a structure of arguments is waited for, as later ones must return the same structure. Those
-        do not wait until ``daskdist.max-steps-in-flight`` are in flight. A call that returns None, also in a nest, is
-        always waited for (in a `daskdist.function` at its end), as its failure would not be seen otherwise.
+        On a cluster, a replica runs the calls in the order of the program, or of each of its threads. The first call of
+        a function with a structure of arguments and with such numbers of rows is waited for, as later ones must return
+        the same structure. Those do not wait until ``daskdist.max-steps-in-flight`` are in flight. A call that returns
+        None, also in a nest, is always waited for (in a `daskdist.function` at its end), as its failure would not be
+        seen otherwise.
 
         A function that gets a distributed dataset can run its whole loop on the replicas. Its `ReplicaIterator` yields
         the replica's part of each step, without messages to the scheduler:
@@ -245,7 +246,7 @@ class Strategy(Viewed, Advised):
         - If the number of steps depends on the data, as with policy FILE and a filter, a worker at the end of its rows
           reads the other workers' input to count their steps. With datasets from a function, it asks those workers;
           a worker whose replicas have left the loop counts as being at its end.
-        - The call waits for data that the cluster is still computing. Files that only some workers have
+        - The call is waited for, unless it returns one value as before. Files that only some workers have
           (`Options.locations`) have to be on the workers that read them.
         - The first pass of a call is the next pass of the distributed dataset, which decides the order of a shuffle.
           The dataset counts the whole call as one pass.
@@ -267,24 +268,23 @@ class Strategy(Viewed, Advised):
         if not callable(fn):
             raise ArgumentError(f"run: {type(fn).__name__} is not a function")
         if restart == 0:
-            handles, leaves, structure = self._call(fn, args, kwargs)
+            outcome = self._call(fn, args, kwargs)
         else:
             most = whole_number("run", "restart", restart, at_least=0)
             call = partial(self._call, fn, args, kwargs)
-            handles, leaves, structure = call_with_restarts(self._internals, call, most)
-        results = self._internals.returned.of_run(fn, handles, structure)
-        if True in [type(leaf) is PerReplica and is_uneven(leaf) for leaf in leaves]:
-            mark_uneven(optree.tree_leaves(results))
-        return results
+            outcome = call_with_restarts(self._internals, call, most)
+        return self._internals.returned.of_run(fn, *outcome)
 
     def _call(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
-    ) -> tuple[Sequence[Handle], list[Any], Any]:
-        # The handles of the results, and the leaves of the arguments and their structure.
-        leaves, treespec = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
+    ) -> tuple[Sequence[Handle], Any, frozenset[int]]:
+        # The handles of the results, and of the arguments the structure and the numbers of rows.
+        leaves, structure = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
         self._internals.check_values("run", leaves)
-        leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
-        return self._internals.call_replicas("run", fn, leaves, treespec), leaves, treespec
+        leaves, treespec, _shared_readers = with_plans(self, leaves, structure)
+        # The results of a function that gets a dataset may depend on the number of its steps.
+        num_rows = num_rows_of(leaves) if treespec is structure else UNKNOWN_ROWS
+        return self._internals.call_replicas("run", fn, leaves, treespec), treespec, num_rows
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Call a function on every replica, with the next step of an iterator if one is given."""

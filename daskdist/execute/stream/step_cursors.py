@@ -100,8 +100,9 @@ class JointCursor:
         self._handed_out_at_end: HandedOut = []
         self._num_lanes = num_lanes
         self._drops_uneven = drops_uneven
-        # Whether the replicas of the last step are known to have different numbers of rows.
-        self.is_uneven = False
+        # The numbers of rows that replicas have in the last step, as far as they are known; -1 for unknown ones beside
+        # replicas without rows.
+        self.num_rows: frozenset[int] = frozenset()
         # The replicas whose elements of the next step were handed out or have failed already, see `before_failed`.
         self.done: frozenset[int] = frozenset()
 
@@ -136,7 +137,7 @@ class JointCursor:
         if self.done:
             places = [_NO_ROWS if replica in self.done else place for replica, place in enumerate(places)]
             num_empty, self.done = len([place for _, place in places if place < 0]), frozenset()
-        self.is_uneven = num_empty > 0 or len(num_rows) > 1
+        self.num_rows = frozenset({0} | (num_rows or {-1}) if num_empty else num_rows)
         return places, num_empty
 
     def before_failed(self, read: Callable[[tuple[Lane, int]], _T], places: Sequence[tuple[Lane, int]]) -> list[_T]:
@@ -159,7 +160,7 @@ class JointCursor:
                     self.done = frozenset(range(num_done))
                 if not has_rows:
                     raise
-                self.is_uneven = True
+                self.num_rows = frozenset({0}) | (self.num_rows or {-1})
                 break
         return elements
 

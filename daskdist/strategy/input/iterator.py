@@ -47,7 +47,7 @@ from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
 from daskdist.strategy.values.global_batch import GlobalBatch
 from daskdist.strategy.values.optional import Optional
-from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.per_replica import UNKNOWN_ROWS, PerReplica
 
 # The part of a worker's memory for batches of steps under way, after which further steps wait.
 _STEPS_OF_MEMORY: Final = 4
@@ -175,6 +175,8 @@ class DistributedIterator(Advised):
                 as_views=self._is_here and not is_pinned,
             )
             feeds.append(PipelineCursor(builder, self._caller))
+        # The numbers of rows of a step without known ones.
+        self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
         self._feeds = JointCursor(feeds, num_lanes, drops_uneven=self._drops_uneven)
         # The blocks of the last step's parts, and their handles and workers.
         self._refs: list[BlockRef | None] = [None] * sum(num_lanes)
@@ -475,7 +477,7 @@ class DistributedIterator(Advised):
             self._ahead = ahead_of(self._host_steps, self._devices, self._options)
         if self._ahead is not None:
             rows = self._on_devices(self._ahead)
-            return self._step_value(rows, is_uneven=len(rows) > 1 and _are_uneven(rows))
+            return self._step_value(rows, num_rows=_num_rows_of(rows))
         self._wait_for_room()
         places, num_empty = self._feeds.next()
         self._num_steps += 1
@@ -488,7 +490,7 @@ class DistributedIterator(Advised):
         take = self._feeds.before_failed if self._fails_by_replica else map
         rows = list(take(lambda place: self._empty if place[1] < 0 else self._leaves(*place), places))
         rows += [self._empty] * (len(places) - len(rows))
-        return self._step_value(rows, is_uneven=self._feeds.is_uneven)
+        return self._step_value(rows, num_rows=self._feeds.num_rows)
 
     def _note_bundles(self, lanes: Sequence[Lane]) -> None:
         refs = [lane.ref for lane in lanes]
@@ -527,21 +529,18 @@ class DistributedIterator(Advised):
         # Make the leaves that stay on the host writable.
         return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
 
-    def _step_value(self, rows: Sequence[Sequence[Any]], *, is_uneven: bool) -> Any:
+    def _step_value(self, rows: Sequence[Sequence[Any]], *, num_rows: frozenset[int]) -> Any:
         # Return the elements of all replicas in the form for the program.
         if len(rows) == 1:
             return self._structure.pack(rows[0])
-        if is_uneven and self._skips_empty:
+        if len(num_rows) > 1 and self._skips_empty:
             rows = [
                 (ABSENT,) * len(leaves) if leaves is self._empty or _is_empty(leaves) else leaves for leaves in rows
             ]
         columns = list(zip(*rows, strict=True))
         batch = None if self._is_here else self._global_batch(columns)
         return self._structure.pack(
-            [
-                PerReplica(column, batch=batch, batch_leaf=leaf, is_uneven=is_uneven)
-                for leaf, column in enumerate(columns)
-            ]
+            [PerReplica(column, num_rows, batch=batch, batch_leaf=leaf) for leaf, column in enumerate(columns)]
         )
 
     def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
@@ -554,11 +553,8 @@ class DistributedIterator(Advised):
             alike = pick_from_rows(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
             values.append(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec))
-        batch, is_uneven = self._global_batch(values), self._feeds.is_uneven
-        return [
-            PerReplica(reference, batch=batch, batch_leaf=leaf, is_uneven=is_uneven)
-            for leaf, reference in enumerate(values)
-        ]
+        batch, num_rows = self._global_batch(values), self._feeds.num_rows
+        return [PerReplica(reference, num_rows, batch=batch, batch_leaf=leaf) for leaf, reference in enumerate(values)]
 
     def _global_batch(self, leaves: Sequence[Any]) -> GlobalBatch:
         return GlobalBatch(self._structure, leaves, is_writable=self._is_writable, skips_empty=self._skips_empty)
@@ -570,14 +566,18 @@ class DistributedIterator(Advised):
             return list(map(writable, leaves)) if self._is_writable else leaves
         # Keep the handle only: through the reference, the data would still count as read ahead.
         handle, worker = ref.handle, ref.worker  # type: ignore[union-attr]
+        sources = [
+            Remote(handle, pick_from_rows(place, number, self._is_writable), worker)
+            for number in range(len(self._specs))
+        ]
+        num_rows = self._feeds.num_rows or self._without_numbers
         return [
-            AsyncValue(self._backend, Remote(handle, pick_from_rows(place, number, self._is_writable), worker), spec)
-            for number, spec in enumerate(self._specs)
+            AsyncValue(self._backend, source, spec, num_rows) for source, spec in zip(sources, self._specs, strict=True)
         ]
 
 
-def _are_uneven(rows: Sequence[Sequence[Any]]) -> bool:
-    return len({getattr(leaf, "shape", ())[:1] for leaves in rows for leaf in leaves} - {()}) > 1
+def _num_rows_of(rows: Sequence[Sequence[Any]]) -> frozenset[int]:
+    return frozenset(leaf.shape[0] for leaves in rows for leaf in leaves if getattr(leaf, "shape", ()))
 
 
 def _is_empty(leaves: Sequence[Any]) -> bool:

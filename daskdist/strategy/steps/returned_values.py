@@ -16,7 +16,7 @@ from daskdist.strategy.steps.captures import current_capture
 from daskdist.strategy.steps.result_layout import LONE, LONE_ABSENT, Layout, made_of, reference
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractFromResult, PerReplicaRef, Remote
-from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.per_replica import UNKNOWN_ROWS, PerReplica
 from daskdist.strategy.values.regroup import regroup
 
 # Functions whose layouts are kept.
@@ -36,14 +36,16 @@ class ReturnedValues:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # The ids of the structure of the arguments and of a function's parts -> the layout of its first result, and
-        # weak references to those.
+        # The numbers of rows, and the ids of the structure of the arguments and of a function's parts -> the layout of
+        # its first result, and weak references to those.
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
-        # The number of a function and the id of the structure of its arguments -> that structure, and the layout of the
-        # results.
-        self._layout_of: dict[tuple[int, int], tuple[Any, Layout]] = {}
+        # The number of a function, the id of the structure of its arguments and their numbers of rows -> that
+        # structure, and the layout of the results.
+        self._layout_of: dict[tuple[int, int, frozenset[int]], tuple[Any, Layout]] = {}
 
-    def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any) -> Any:
+    def of_run(
+        self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any, num_rows: frozenset[int]
+    ) -> Any:
         """Return the result of `Strategy.run`: a nest of `PerReplica`, the value of a single replica, or None.
 
         Parameters
@@ -53,13 +55,16 @@ class ReturnedValues:
         handles
             The results of the call.
         structure
-            The structure of the arguments; the results for one structure of arguments have the same structure.
+            The structure of the arguments.
+        num_rows
+            The numbers of rows of the arguments. Results for the same structure and numbers have the same structure.
+            If some are unknown, nests are waited for.
         """
         if not self._backend.defers:
-            return handles[0] if len(handles) == 1 else regroup(handles)
-        layout = self._layout(fn, handles, structure)
+            return handles[0] if len(handles) == 1 else regroup(handles, num_rows)
+        layout = self._layout(fn, handles, structure, num_rows)
         leaves: list[Any] = [
-            None if is_none else self._picked(handles, pick)
+            None if is_none else self._picked(handles, pick, num_rows)
             for pick, is_none in zip(layout.picks, layout.are_none, strict=True)
         ]
         if len(handles) == 1:
@@ -85,25 +90,32 @@ class ReturnedValues:
             return list(handle.leaves)
         return [AsyncValue(self._backend, Remote(handle, pick)) for pick in _list_layout(num_leaves).picks]
 
-    def _picked(self, handles: Sequence[Handle], pick: ExtractFromResult) -> PerReplica:
-        return PerReplica(PerReplicaRef(self._backend, handles, pick, is_step=True))
+    def _picked(
+        self, handles: Sequence[Handle], pick: ExtractFromResult, num_rows: frozenset[int] = frozenset()
+    ) -> PerReplica:
+        return PerReplica(PerReplicaRef(self._backend, handles, pick, is_step=True), num_rows)
 
-    def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any) -> Layout:
+    def _layout(
+        self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any, num_rows: frozenset[int]
+    ) -> Layout:
         # Try the identity of the function first; comparing the parts of functions takes longer.
         number = self._backend.function_of(handles)
-        known = None if number is None else self._layout_of.get((number, id(structure)))
+        known = None if number is None else self._layout_of.get((number, id(structure), num_rows))
         if known is not None:
             return known[1]
-        layout = self._layout_of_like(fn, handles, structure)
-        if number is not None and not any(layout.are_none) and layout is not LONE_ABSENT:
+        layout = self._layout_of_like(fn, handles, structure, num_rows)
+        is_kept = layout.is_leaf or not num_rows >= UNKNOWN_ROWS
+        if number is not None and is_kept and not any(layout.are_none) and layout is not LONE_ABSENT:
             if len(self._layout_of) >= _MOST_LAYOUTS:
                 self._layout_of.pop(next(iter(self._layout_of)))
-            self._layout_of[number, id(structure)] = structure, layout
+            self._layout_of[number, id(structure), num_rows] = structure, layout
         return layout
 
-    def _layout_of_like(self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any) -> Layout:
+    def _layout_of_like(
+        self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any, num_rows: frozenset[int]
+    ) -> Layout:
         parts = [structure, *made_of(fn)]
-        key = tuple(map(id, parts))
+        key = (num_rows, *map(id, parts))
         known = self._layouts.get(key)
         if known is not None and any(part() is None for part in known[1]):
             # The id is that of a freed object, and has been reused.
@@ -111,7 +123,7 @@ class ReturnedValues:
         capture = current_capture()
         if known is None or (capture is None and any(known[0].are_none)):
             layout = self._learned(handles)
-            if layout is LONE_ABSENT:
+            if layout is LONE_ABSENT or (num_rows >= UNKNOWN_ROWS and not layout.is_leaf):
                 return layout
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))

@@ -35,15 +35,23 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
     computes several such values at once.
     """
 
-    __slots__ = ("_name", "spec", "worker")
+    __slots__ = ("_name", "_num_rows", "spec", "worker")
 
-    def __init__(self, caller: ResultSource, source: Remote | Applied, spec: TensorSpec | None = None) -> None:
+    def __init__(
+        self,
+        caller: ResultSource,
+        source: Remote | Applied,
+        spec: TensorSpec | None = None,
+        num_rows: frozenset[int] = frozenset(),
+    ) -> None:
         # Inlined from the constructor of `PendingValue`, as every step creates values.
         self.caller = caller
         self.source = source
         self.known = None
         self._name = ""
         self.spec = spec
+        # The numbers of rows in the step that the value comes from, as those of a `PerReplica`.
+        self._num_rows = num_rows
         # The address of the worker that computes the value, if known.
         self.worker: str | None = None
         if type(source) is Remote:

@@ -94,7 +94,7 @@ class FlatResult:
 # Objects are compared by identity, as every step compares them, and each layout has one set of objects.
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtractFromResult:
-    """One leaf of a function's result, whose structure must be that of its first result."""
+    """One leaf of a function's result, whose structure must be that of its first result for such arguments."""
 
     leaf: int
     treespec: Any
@@ -110,7 +110,8 @@ class ExtractFromResult:
             raise DaskdistError(
                 f"run: the function returned {describe_nesting(result.treespec)} here and "
                 f"{describe_nesting(self.treespec)} in its first call with such arguments; it must return the "
-                "same structure in all calls with arguments of the same structure"
+                "same structure in all calls with arguments of the same structure and numbers of rows. Return an array "
+                "in place of a nest whose length varies"
             )
         return result.leaves[self.leaf]
 

@@ -34,6 +34,10 @@ class DistributedValues(NoSingleValue):
         raise NotImplementedError
 
 
+# In place of a number of rows that is not known.
+UNKNOWN_ROWS: Final = frozenset({-1})
+
+
 class PerReplica(ValueCollection, DistributedValues, Advised):
     """One value for each replica, in replica order.
 
@@ -55,10 +59,15 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
     }
     """
 
-    __slots__ = ("_batch", "_batch_leaf", "_is_uneven", "_name", "_reference", "_values")
+    __slots__ = ("_batch", "_batch_leaf", "_name", "_num_rows", "_reference", "_values")
 
     def __init__(
-        self, values: Sequence[Any] | PerReplicaRef, *, batch: Any = None, batch_leaf: int = 0, is_uneven: bool = False
+        self,
+        values: Sequence[Any] | PerReplicaRef,
+        num_rows: frozenset[int] = frozenset(),
+        *,
+        batch: Any = None,
+        batch_leaf: int = 0,
     ) -> None:
         # A reference is kept until one of the values is read.
         self._reference: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
@@ -66,8 +75,9 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
         # The global batch that the values are a leaf of, and the number of the leaf; None if they are of no batch.
         self._batch = batch
         self._batch_leaf = batch_leaf
-        # True if the values come from a step in which replicas have different numbers of rows.
-        self._is_uneven = is_uneven
+        # The numbers of rows that replicas have in the step that the values come from, which has an unknown one if
+        # `UNKNOWN_ROWS` is among them. Without numbers the values come from no step, or all steps have the same.
+        self._num_rows = num_rows
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -133,14 +143,13 @@ def batch_of(value: PerReplica) -> Any:
 
 def is_uneven(value: PerReplica) -> bool:
     """Return whether the values come from a step in which replicas have different numbers of rows."""
-    return value._is_uneven
+    return len(value._num_rows) > 1
 
 
-def mark_uneven(values: Iterable[Any]) -> None:
-    """Note that those of the values that are per replica come from a step with different numbers of rows."""
-    for value in values:
-        if type(value) is PerReplica:
-            value._is_uneven = True
+def num_rows_of(values: Iterable[Any]) -> frozenset[int]:
+    """Return the numbers of rows that the replicas have in the steps that values come from, as far as known."""
+    known = [value._num_rows for value in values if type(value) is PerReplica or type(value) is AsyncValue]
+    return known[0] if len(known) == 1 else frozenset().union(*known)
 
 
 def num_values(value: PerReplica) -> int:
@@ -155,7 +164,8 @@ def values_read_later(value: PerReplica) -> tuple[Any, ...]:
     if reference is None:
         return value.values
     numbers = range(len(reference.handles))
-    return tuple([AsyncValue(reference.caller, reference.part(number), reference.spec) for number in numbers])
+    num_rows = value._num_rows
+    return tuple([AsyncValue(reference.caller, reference.part(number), reference.spec, num_rows) for number in numbers])
 
 
 def follow_batch(value: PerReplica) -> None:

@@ -23,17 +23,17 @@ def component(nest: Any, replica: int) -> Any:
     )
 
 
-def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
+def regroup(results: Sequence[Any], num_rows: frozenset[int] = frozenset(), *, always: bool = False) -> Any:
     """Return the results of all replicas, which have one structure, as one nest of `PerReplica`.
 
-    An object that all replicas share is not wrapped, unless ``always``.
+    An object that all replicas share is not wrapped, unless ``always``. The results come from a step with ``num_rows``.
     """
     if all(type(result) in LEAVES for result in results):
         # Most steps return numbers.
-        return results[0] if not always and _is_one_object(results) else PerReplica(results)
+        return results[0] if not always and _is_one_object(results) else PerReplica(results, num_rows)
     present = {number: FlatResult.of(result) for number, result in enumerate(results) if result is not ABSENT}
     if not present:
-        return PerReplica(results)
+        return PerReplica(results, num_rows)
     first, treespec = next((number, result.treespec) for number, result in present.items())
     for number, flat_result in present.items():
         if flat_result.treespec != treespec:
@@ -44,7 +44,7 @@ def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
     absent = FlatResult([ABSENT] * treespec.num_leaves, treespec)
     flat = [present.get(number, absent) for number in range(len(results))]
     leaves = [
-        column[first] if not always and _is_one_object(column) else PerReplica(column)
+        column[first] if not always and _is_one_object(column) else PerReplica(column, num_rows)
         for column in zip(*[result.leaves for result in flat], strict=True)
     ]
     return optree.tree_unflatten(treespec, leaves)
