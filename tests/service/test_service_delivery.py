@@ -49,8 +49,9 @@ def test_a_pipeline_takes_as_many_ahead_as_its_program_uses_in_a_moment():
         return limit.allowed(wait=True)
 
     assert limit.allowed(wait=True) == LEAST_AHEAD
-    # The program uses 100,000 elements a second, and then three.
-    assert used(200, 0.002) == 1000
+    # The program uses 100,000 elements a second, then 10,000, and then three.
+    assert used(200, 0.002) == 400
+    assert used(200, 0.02) == 100
     assert used(3, 1.0) == LEAST_AHEAD
     limit.took(1, wait=True)
     assert limit.allowed(wait=False) == LEAST_AHEAD

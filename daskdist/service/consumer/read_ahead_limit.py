@@ -9,6 +9,8 @@ from typing import Final
 # A pipeline takes this many elements ahead of its program, or what the program uses in this time if that is more.
 LEAST_AHEAD: Final = 4
 MOMENT_S: Final = 0.01
+# At most this many times the elements that it just used: the time of a few elements says little.
+_GROWTH: Final = 2
 
 
 class ReadAheadLimit:
@@ -35,7 +37,8 @@ class ReadAheadLimit:
         used_s = self._clock() - self._began_at
         self._moment = LEAST_AHEAD
         if self._num_taken:
-            self._moment = max(int(self._num_taken * MOMENT_S / max(used_s, 1e-6)), LEAST_AHEAD)
+            used_in_moment = int(self._num_taken * MOMENT_S / max(used_s, 1e-6))
+            self._moment = max(min(used_in_moment, _GROWTH * self._num_taken), LEAST_AHEAD)
         self._num_taken = self._num_ahead = 0
 
     def allowed(self, *, wait: bool) -> int:

@@ -30,8 +30,9 @@ _PLUGIN: Final = "daskdist-steps"
 # Seconds between the checks of an ending worker for calls that have not ended, and of another worker for connections to
 # an ended one.
 _LOOK_EVERY_S: Final = 0.01
-# Seconds without calls after which an ending worker ends.
-_AT_REST_S: Final = 0.1
+# Seconds without calls after which an ending worker ends: a program on a busy machine may not have got to using the
+# results of its last step yet.
+_AT_REST_S: Final = 1.0
 
 
 class StreamsOfWorker:
