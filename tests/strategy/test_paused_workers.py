@@ -14,7 +14,7 @@ from distributed import Event, Status, get_worker
 
 from daskdist import Dataset, MultiWorkerMirroredStrategy, errors, read_npy
 from daskdist.execute.callers.submit import workers_of
-from daskdist.execute.paused_workers import PausedWorkers
+from daskdist.execute.paused_workers import PausedWorkers, ended_for_memory
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -109,8 +109,10 @@ def test_results_that_exceed_the_memory_limit_are_said():
         MultiWorkerMirroredStrategy(client) as strategy,
     ):
         results = [strategy.run(np.ones, args=(4 * MIB,)) for _ in range(12)]
-        # The other worker need not be lost, too.
+        workers = strategy.workers
+        # The other worker need not be lost, too. A connection may break before Dask's event comes.
         eventually(lambda: "lost" in {worker.state for worker in strategy.status().workers}, within_s=60)
+        eventually(lambda: ended_for_memory(client, workers))
         with pytest.raises(errors.ClusterError, match=r"lost .*; Dask ended .* MiB, which exceeded the memory limit"):
             strategy.local_results(results[0])
 
