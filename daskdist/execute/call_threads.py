@@ -19,7 +19,10 @@ class CallInThread:
 
     def __init__(self, run: Callable[[], None]) -> None:
         self._run: Callable[[], None] | None = run
-        self.is_over = threading.Event()
+        # Only the thread of the call changes it, before it releases the lock; an event takes three times as long.
+        self._is_alive = True
+        self._under_way = threading.Lock()
+        self._under_way.acquire()
 
     def run(self) -> None:
         """Make the call, and keep no references to it."""
@@ -27,13 +30,20 @@ class CallInThread:
         if run is not None:
             run()
 
+    def end(self) -> None:
+        """Record that the call is over."""
+        self._is_alive = False
+        self._under_way.release()
+
     def is_alive(self) -> bool:
         """Return whether the call is running."""
-        return not self.is_over.is_set()
+        return self._is_alive
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the end of the call, at most for some seconds."""
-        self.is_over.wait(timeout)
+        # After an interrupt between the two lines, the lock may be held for ever.
+        if self._is_alive and self._under_way.acquire(timeout=-1 if timeout is None else timeout):
+            self._under_way.release()
 
 
 class CallThreads:
@@ -78,7 +88,7 @@ class CallThreads:
             finally:
                 with self._lock:
                     self._idle.append(calls)
-                call.is_over.set()
+                call.end()
             # Keep no references while waiting.
             del call
 

@@ -33,6 +33,8 @@ from daskdist.waiting import wait_intervals
 # the thread that looks ends.
 _LOOK_EVERY_S: Final = 1.0
 _MOST_IDLE: Final = 10
+# The first part of a wait for a call in another thread, in seconds.
+_SHORT_S: Final = 0.01
 # A signal that the system ignores unless a program uses it.
 _SIGNAL: Final = getattr(signal, "SIGURG", None)
 
@@ -89,10 +91,13 @@ def _made_elsewhere(call: CallProgress, function: Callable[..., Any], args: tupl
 
     thread = CallInThread(partial(contextvars.copy_context().run, make))
     CALL_THREADS.start(thread)
-    for within_s in wait_intervals(call.__str__, "timeouts.data", progress=call.look):
-        thread.join(within_s)
-        if not thread.is_alive():
-            break
+    # Most calls take less time than it takes to find out how long they may take.
+    thread.join(_SHORT_S)
+    if thread.is_alive():
+        for within_s in wait_intervals(call.__str__, "timeouts.data", progress=call.look):
+            thread.join(within_s)
+            if not thread.is_alive():
+                break
     if failure:
         raise failure.pop()
     return outcome.pop()

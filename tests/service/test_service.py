@@ -11,6 +11,7 @@ import uuid
 from collections import Counter, namedtuple
 
 import dask
+import dask.array
 import numpy as np
 import pytest
 from conftest import eventually, new_cluster
@@ -236,6 +237,19 @@ def test_rounds(client):
     assert actual == [[0, 0, 2, 2, 4, 4], [1, 1, 3, 3, 5, 5]]
     with pytest.raises(errors.ArgumentError, match="without end"):
         Dataset.range(4).serve(client, job_name=name, consumer_index=0, num_consumers=2)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("source", ["elements", "dask"])
+def test_each_worker_reads_data_that_others_hold(client, source):
+    if source == "elements":
+        dataset = Dataset.range(100).batch(5).unbatch().persist()
+    else:
+        dataset = Dataset.from_dask(dask.array.arange(100, chunks=10).persist(scheduler=client))
+    expected = Counter(range(0, 200, 2))
+    served = dataset.map(lambda x: x * 2)
+    assert Counter(numbers(served.serve(client))) == expected
+    assert Counter(numbers(served.serve(client, "parallel_epochs"))) == expected + expected
 
 
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])

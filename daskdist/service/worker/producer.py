@@ -17,6 +17,7 @@ from daskdist.core.primitive import Primitive
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.messages.failure import Failure
@@ -90,6 +91,8 @@ class Producer:
         Sends a message to a consumer of a name.
     notify
         Sends the dispatcher ``("progress", pairs)`` or ``("done",)``.
+    fetch
+        Gets results that the cluster holds, for a worker that computes the elements itself.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Producer:
         call_soon: Callable[..., Any],
         send: Callable[..., None],
         notify: Callable[..., None],
+        fetch: Fetch | None = None,
     ) -> None:
         self.spec = spec
         self.delivery = delivery_of(spec)
@@ -123,7 +127,7 @@ class Producer:
         self._unreported = Intervals()
         self._thread = threading.Thread(
             target=_produce_with_settings,
-            args=(weakref.ref(self), spec, dataset, make_client, call_soon),
+            args=(weakref.ref(self), spec, dataset, make_client, call_soon, fetch),
             name="daskdist-service",
             daemon=True,
         )
@@ -306,6 +310,7 @@ def _produce(
     dataset: PickledDataset,
     make_client: Callable[[], Any],
     call_soon: Callable[..., Any],
+    fetch: Fetch | None,
 ) -> None:
     # A weak reference, so that the thread does not keep the producer alive.
     failure: Failure | None = None
@@ -316,7 +321,7 @@ def _produce(
             client = make_client()
         number = 0
         done = Intervals(spec.done)
-        for rows in _rows_of(node, spec, client):
+        for rows in _rows_of(node, spec, client, fetch):
             for begin, stop in done.missing(number, number + len(rows)):
                 part = rows if stop - begin == len(rows) else rows.slice(begin - number, stop - number)
                 producer = ref()
@@ -351,13 +356,13 @@ def _end(ref: weakref.ref[Producer], failure: Failure | None) -> None:
         producer.end(failure)
 
 
-def _rows_of(node: Node, spec: TaskSpec, client: Any) -> Iterator[Rows]:
-    primitive, caller = _planned(node, spec, client)
+def _rows_of(node: Node, spec: TaskSpec, client: Any, fetch: Fetch | None) -> Iterator[Rows]:
+    primitive, caller = _planned(node, spec, client, fetch)
     interpreter = Interpreter(caller, budget_bytes=merged_options(node).memory_budget_bytes)
     return rows_by(interpreter, primitive, spec.draws.epoch)
 
 
-def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller]:
+def _planned(node: Node, spec: TaskSpec, client: Any, fetch: Fetch | None) -> tuple[Primitive, Caller]:
     # The order does not depend on the worker, so that another can reproduce the same elements.
     options = Options(deterministic=True)
     if spec.draws.seeds is not None:
@@ -379,7 +384,7 @@ def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller
         node = shares[spec.index % len(shares)]
     if client is not None:
         return plan(node), _OnAllWorkers(client)
-    return plan(node), local_caller(node, merged_options(node).num_threads)
+    return plan(node), local_caller(node, merged_options(node).num_threads, fetch)
 
 
 class _OnAllWorkers(Submit):

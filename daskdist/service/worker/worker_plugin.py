@@ -13,6 +13,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskdist.errors import ArgumentError
+from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.outbox import Outbox, flush, pack_messages, unpack_messages
 from daskdist.service.compression import compress
@@ -77,7 +78,8 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         self.tasks.start(spec, pickled).start()
 
     def _producer(self, spec: TaskSpec, dataset: PickledDataset) -> Producer:
-        return Producer(spec, dataset, self._client, self._call_soon, self._send, self._note)
+        fetch = WorkerFetch(self._worker)
+        return Producer(spec, dataset, self._client, self._call_soon, self._send, self._note, fetch)
 
     def _note(self, event: str, spec: TaskSpec, *args: Any) -> None:
         self._send_event((event, spec.id, spec.attempt, *args))
