@@ -2122,7 +2122,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         the first 2 elements
         """
         whole_number("head", "n", n, at_least=0)
-        return Head(first_elements(self._current_primitive(), n))
+        return Head(first_elements(self._primitive_of_looks(), n))
 
     def count(self, *, strategy: WritingStrategy | None = None) -> int:
         """Return the number of elements, computing elements only if necessary.
@@ -2148,7 +2148,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
             raise UnknownLengthError("count: the dataset is endless; use take(n) first")
         if number >= 0:
             return number
-        node, batches = counted_by(self._current_node())
+        node, batches = counted_by(self._current_node().for_looks())
         number = (
             node.cardinality if node.cardinality >= 0 else self._statistics(node, count_rows, strategy).num_elements
         )
@@ -2191,7 +2191,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         """
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("describe: the dataset is endless; use take(n) first")
-        node = self._current_node()
+        node = self._current_node().for_looks()
         if merged_options(node).on_error != "skip":
             node = node.with_nulls()
         statistics = self._statistics(node, describe_rows, strategy)
@@ -2311,7 +2311,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         all 2 elements
         """
         whole_number("show", "n", n, at_least=1)
-        elements = first_elements(self._current_primitive(), n + 1)
+        elements = first_elements(self._primitive_of_looks(), n + 1)
         show(Preview(elements[:n], is_all=len(elements) <= n))
 
     def explain(self, stage: str | None = None) -> PlainText:
@@ -2520,6 +2520,11 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
     def _current_primitive(self) -> Primitive:
         self._follow_code()
         return self._primitive
+
+    def _primitive_of_looks(self) -> Primitive:
+        node = self._current_node()
+        apart = node.for_looks()
+        return self._primitive if apart is node else plan(apart)
 
     def _current_spec(self) -> ElementSpec:
         return self._spec

@@ -257,6 +257,10 @@ class Node:
         """Return the operation with nulls of files kept, as `NullsKept` says; unchanged if it looks at values."""
         return self
 
+    def for_looks(self) -> Node:
+        """Return an operation with the same elements that takes none of them from other readers."""
+        return with_each_upstream(self, lambda node: node.for_looks())
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         """Return the primitive of this operation on lowered inputs."""
         raise NotImplementedError

@@ -142,6 +142,16 @@ class Served(CountingNode, Source):
         (pipeline,) = contents
         return replace(self, pipeline=pipeline)
 
+    def for_looks(self) -> Node:
+        if self.request.job_name is None:
+            return self
+        if self.pipeline is None:
+            raise ArgumentError(
+                f"a look would take elements from the other consumers of the job {self.request.job_name!r}; look at "
+                "the dataset that was registered, or at one that is served without job_name"
+            )
+        return self.pipeline
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Stream(_never, self.name, read=self._read)
 

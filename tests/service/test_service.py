@@ -240,6 +240,26 @@ def test_rounds(client):
 
 
 @pytest.mark.cluster
+def test_looks_take_no_elements_from_other_consumers(client, capsys):
+    name = job()
+    shared = Dataset.range(100).serve(client, job_name=name)
+    batches = shared.map(lambda x: x + 1).batch(4)
+    assert [batch.tolist() for batch in batches.head(2)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    batches.unbatch().show(3)
+    assert "the first 3 elements" in capsys.readouterr().out
+    assert shared.describe().num_elements == batches.unbatch().count() == 100
+    # Members of a round would wait for each other.
+    rounds = Dataset.range(100).repeat().serve(client, job_name=f"{name} rounds", consumer_index=0, num_consumers=2)
+    assert numbers(rounds.head(2)) == [0, 1]
+    assert sorted(numbers(shared)) == list(range(100))
+
+    dataset_id = service.register_dataset(client, Dataset.range(5))
+    of_id = service.from_dataset_id("distributed_epoch", client, dataset_id, job_name=f"{name} by id")
+    with pytest.raises(errors.ArgumentError, match=r"take elements from the other consumers of the job .* by id'"):
+        of_id.batch(2).head()
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("source", ["elements", "dask"])
 def test_each_worker_reads_data_that_others_hold(client, source):
     if source == "elements":
