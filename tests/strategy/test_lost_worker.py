@@ -108,7 +108,8 @@ def test_a_wait_for_paused_workers_says_so(own_client):
         waiting._LOGGED_AFTER_S = 0.1
 
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
-        strategy.local_results(strategy.run(np.sum, args=(np.ones(2, int),)))
+        two = strategy.distribute_dataset(Dataset.range(2).map(lambda x: x + 0).batch(2))
+        strategy.local_results(strategy.run(np.sum, args=(next(iter(two)),)))
         batches = iter(strategy.distribute_dataset(Dataset.range(20).filter(lambda x: x % 2 == 0).batch(2)))
         own_client.run(note_messages)
         own_client.run(pause)
@@ -119,8 +120,7 @@ def test_a_wait_for_paused_workers_says_so(own_client):
             ),
         ):
             next(batches)
-        batch = next(iter(strategy.distribute_dataset(Dataset.range(2).map(lambda x: x + 0).batch(2))))
-        result = strategy.run(np.sum, args=(batch,))
+        result = strategy.run(np.sum, args=(next(iter(two)),))
         eventually(lambda: all("(this worker is paused" in value for value in own_client.run(messages).values()))
         own_client.run(resume)
         assert strategy.local_results(result) == (0, 1)
