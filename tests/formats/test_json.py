@@ -14,7 +14,7 @@ import pytest
 from compressed import compressed_files
 from conftest import TESTS
 
-from daskdist import TensorSpec, errors, read_files, read_json
+from daskdist import Options, TensorSpec, errors, read_files, read_json
 from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.formats.json.json_format import Json
 from daskdist.storage.first_file import FirstFile
@@ -210,13 +210,8 @@ def test_options_that_are_wrong(write, options, message):
         ('{"a": 18446744073709551615}', r"write dtypes={'a': 'uint64'}"),
         ('{"a": "x"}', r"the field 'a' is 'x', but int64 is expected; leave it out with columns="),
         ('{"a": true}', r"the field 'a' is True, but int64 is expected"),
-        ('{"a": 1, "b": "x"}', r"the field 'b' is in none.*write dtypes={'b': 'str'} to read it"),
-        ('{"a": 1, "b": {"c": [1.5]}}', r"write dtypes={'b': {'c': \['float64'\]}}"),
         ('{"at": {"x": 1.5}}', r"the field 'at.x' is 1.5.*write dtypes={'at': {'x': 'float64'}}"),
-        ('{"at": {"z": 1}}', r"the field 'at.z' is in none.*write dtypes={'at': {'z': 'int64'}}"),
         ('{"v": [1, 0.5]}', r"the field 'v.\[\]' is 0.5.*write dtypes={'v': \['float64'\]}"),
-        ('{"e": 1}', r"the field 'e' is 1, but null is expected; write dtypes={'e': 'int64'}"),
-        ('{"a": 1, "b": null}', r"the field 'b' is in none.*select other columns"),
         ('{"a": 1', "it is not JSON: .*give lines=False"),
         ("[1]", "it is not an object"),
         ('{"a": 1}{"a": 2}', "it is not JSON: Extra data"),
@@ -235,6 +230,29 @@ def test_later_values_of_another_type(write, second, message):
     given = list(iterator := iter(ds.ignore_errors()))
     assert len(given) == 40
     assert iterator.stats()["skipped_by_file"] == {path: 1}
+
+
+# No sampled record has a value of the field: the file is not damaged.
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ('{"a": 1, "b": "x"}', r"the field 'b' is in none.*write dtypes={'b': 'str'} to read it"),
+        ('{"a": 1, "b": {"c": [1.5]}}', r"write dtypes={'b': {'c': \['float64'\]}}"),
+        ('{"at": {"z": 1}}', r"the field 'at.z' is in none.*write dtypes={'at': {'z': 'int64'}}"),
+        ('{"e": 1}', r"the field 'e' is 1, but null is expected; write dtypes={'e': 'int64'}"),
+        ('{"a": 1, "b": null}', r"the field 'b' is in none.*select other columns"),
+    ],
+)
+def test_later_fields_without_sampled_values_are_an_error_also_when_damage_is_left_out(write, second, message):
+    first = '{"a": 1, "at": {"x": 1}, "v": [1], "e": null}'
+    path = write(f"{first}\n" * 20 + f"{second}\n" + f"{first}\n" * 20)
+    ds = read_json(path, missing={"a": 0, "at": {"x": 0}, "v": []}, sample_bytes=60)
+    for each in (ds, ds.ignore_errors(), ds.with_options(Options(on_error="skip"))):
+        with pytest.raises(errors.FileError, match=message) as caught:
+            list(each)
+        assert type(caught.value) is errors.FileError
+        assert "line 20" in str(caught.value)
+        assert str(path) in str(caught.value)
 
 
 def test_the_advice_of_the_message_works(write):

@@ -19,7 +19,7 @@ from daskdist.core.block import Block
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, DamagedFileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.bisection import first_invalid, valid_parts
 from daskdist.formats.json.json_types import (
     Kind,
@@ -265,8 +265,9 @@ class Json(SampledFormat):
         # Return the error for the first line that cannot be read.
         schema, lines = _parsed(split.payload.schema), objects.data.split(b"\n")
         start = first_invalid(len(lines), lambda start, stop: self._failure(lines[start:stop], schema) is None)
-        reason = self._reason(lines[start], schema) or str(self._failure([lines[start]], schema) or error)
-        return DamagedFileError(f"{split.label}: its {objects.unit} {start}, {lines[start][:80]!r}: {reason}")
+        where = f"{split.label}: its {objects.unit} {start}, {lines[start][:80]!r}"
+        reason = self._reason(lines[start], schema, where) or str(self._failure([lines[start]], schema) or error)
+        return DamagedFileError(f"{where}: {reason}")
 
     def _failure(self, lines: Sequence[bytes], schema: Any) -> Exception | None:
         import pyarrow as pa
@@ -277,8 +278,9 @@ class Json(SampledFormat):
             return error  # type: ignore[no-any-return]
         return None
 
-    def _reason(self, line: bytes, schema: Any) -> str | None:
-        # Return why a line cannot be read, by decoding it with Python, which names the field.
+    def _reason(self, line: bytes, schema: Any, where: str) -> str | None:
+        # Return why a line cannot be read, by decoding it with Python, which names the field. A field that no sampled
+        # record has is no damage, but an error.
         import pyarrow as pa
 
         try:
@@ -292,7 +294,10 @@ class Json(SampledFormat):
         schema, unexpected = self._chosen(schema)
         if unexpected == "ignore":
             value = {name: item for name, item in value.items() if name in schema.names}
-        problem = find_invalid(value, pa.struct(list(schema)))
+        try:
+            problem = find_invalid(value, pa.struct(list(schema)))
+        except FileError as error:
+            raise FileError(f"{where}: {error}") from None
         if problem is not None:
             return problem
         for field in schema:
@@ -314,8 +319,9 @@ class Json(SampledFormat):
         for number, block, error in valid_parts(len(lines), read, (pa.ArrowException, DamagedFileError)):
             if error is not None:
                 schema = _parsed(split.payload.schema)
-                reason = None if isinstance(error, DamagedFileError) else self._reason(lines[number], schema)
-                notes.append(Skipped(f"{objects.unit} {number} of {split.label}", reason or str(error)))
+                where = f"{objects.unit} {number} of {split.label}"
+                reason = None if isinstance(error, DamagedFileError) else self._reason(lines[number], schema, where)
+                notes.append(Skipped(where, reason or str(error)))
             elif len(block):
                 kept.append(block)
         return kept, notes

@@ -176,7 +176,13 @@ def check_dtypes(dtypes: Mapping[str, Any] | None) -> None:
 
 
 def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str | None:
-    """Return the problem of a value for an Arrow type, with a remedy; None if it has none."""
+    """Return the problem of a value for an Arrow type, with a remedy; None if it has none.
+
+    Raises
+    ------
+    FileError
+        The type lacks a field, or the type of a field, as no sampled record has a value of it.
+    """
     import pyarrow as pa
 
     types = pa.types
@@ -186,7 +192,7 @@ def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str
         known = {kind.field(k).name: kind.field(k).type for k in range(kind.num_fields)}
         for name, item in value.items():
             if name not in known:
-                return _unexpected((*path, name), item)
+                raise FileError(_unexpected((*path, name), item))
             if (problem := find_invalid(item, known[name], (*path, name))) is not None:
                 return problem
         return None
@@ -200,7 +206,10 @@ def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str
     both = common(_kind_of_arrow(kind), value_kind)
     if _problem_of(both) is not None:
         return f"{where}; leave it out with columns=[...], or fix it"
-    return f"{where}; write dtypes={_spelled(path, both)}"
+    problem = f"{where}; write dtypes={_spelled(path, both)}"
+    if types.is_null(kind):
+        raise FileError(problem)
+    return problem
 
 
 def _fits(value: Any, value_kind: Kind, kind: Any) -> bool:
