@@ -10,6 +10,7 @@ import pytest
 import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options, PerReplica
 from daskdist.devices import device_of, is_on_device, name_of, named, on_host, stream_of
+from daskdist.execute.callers.submit import workers_of
 from daskdist.testing import afresh
 
 DTYPES = ["?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
@@ -268,7 +269,7 @@ class ReplicaLaws(StreamLaws):
         assert [on_host(copy).tolist() for copy in strategy.local_results(own)] == [[k + 1] * 2 for k in each]
 
     def on_workers(self, client):
-        workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        workers = list(workers_of(client))
         name = self.names()[0]
         assignment = DeviceAssignment([(worker, name) for worker in workers])
         # There may be only one device.

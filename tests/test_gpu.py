@@ -23,6 +23,7 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Variable
 from daskdist.devices import device_of, nccl, nvidia, on_host, stream_of
 from daskdist.devices.cupy import _PIECE_BYTES, CupyDevice
+from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.transfer import layout
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.execute.transfer.prefetch import DevicePrefetch
@@ -561,7 +562,7 @@ def test_workers_are_connected_by_nccl(start_cluster):
         pytest.skip("CuPy finds no NCCL")
     client = start_cluster(2, 1)
     client.run(dask.config.set, {"daskdist.nccl": True})
-    first, second = client.scheduler_info(n_workers=-1)["workers"]
+    first, second = workers_of(client)
     with MultiWorkerMirroredStrategy(client, DeviceAssignment([(first, "GPU:0"), (second, "GPU:1")])) as strategy:
         for _ in range(3):
             assert list(strategy.local_results(strategy.run(sum_of_gpus))) == [(True, {4.0})] * 2

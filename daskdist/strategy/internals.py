@@ -269,21 +269,27 @@ class StrategyInternals:
     def check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
         """Raise an error for values of another strategy or of another number of replicas.
 
+        With ``num_replicas``, values may be of as many replicas as there were; those whose calls were just made again
+        are of the remaining ones.
+
         Raises
         ------
         ArgumentError
             There is such a value.
         """
         self.check_scope(operation)
-        size = len(self.group.now.replicas)
+        sizes = {len(self.group.now.replicas)}
         if num_replicas is not None and self.group.had(num_replicas):
-            size = num_replicas
+            sizes.add(num_replicas)
         for leaf in leaves:
             if type(leaf) in LEAVES:
                 continue
             if isinstance(leaf, PerReplica):
-                if batch_of(leaf) is None and num_values(leaf) != size:
-                    raise self.group.wrong_size(operation, num_values(leaf))
+                if batch_of(leaf) is None:
+                    # All have one size.
+                    sizes &= {num_values(leaf)}
+                    if not sizes:
+                        raise self.group.wrong_size(operation, num_values(leaf))
                 if (reference := reference_of(leaf)) is not None and reference.caller is self.backend:
                     continue
             elif isinstance(leaf, Variable):

@@ -21,6 +21,7 @@ from programs import FORKED_WORKERS, Program
 
 import daskdist
 from daskdist.cli import COMMANDS, main
+from daskdist.execute.callers.submit import workers_of
 from daskdist.testing.never_run import never_run
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +116,7 @@ def test_bench(parquet_files):
 @pytest.mark.cluster
 def test_bench_on_a_cluster(parquet_files, client):
     report = as_json("bench", *parquet_files(rows=[500, 500]), "--scheduler", client.scheduler.address)
-    assert report["workers"] == len(client.scheduler_info(n_workers=-1)["workers"])
+    assert report["workers"] == len(workers_of(client))
     assert [stage["stage"] for stage in report["stages"]] == ["read", "read, batch", "read, shuffle, batch"]
     assert [(stage["rows"], stage["num_bytes"], stage["is_all"]) for stage in report["stages"]] == [
         (1000, 12_000, True)

@@ -20,6 +20,7 @@ from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMir
 from daskdist.core.block import Block, Bundle
 from daskdist.core.structure import LONE
 from daskdist.devices import device_of, is_on_device, on_host
+from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.stream.gather import Picks, gather
 from daskdist.execute.transfer import gather_on_device
 from daskdist.execute.transfer.gather_on_device import CompactOnDevices, DeviceGather
@@ -224,7 +225,7 @@ def _sums(rows: Any) -> str:
 @pytest.mark.cluster
 def test_loops_on_workers_read_persisted_partitions_there(client: Client) -> None:
     client.run(strict_device.register)
-    workers = list(client.scheduler_info(n_workers=-1)["workers"])
+    workers = list(workers_of(client))
     there = _there().persist()
     strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
     actual = []
@@ -253,7 +254,7 @@ def _refuse_host(is_refused: bool, dask_worker: Any) -> set[str]:
 @pytest.mark.cluster
 def test_each_worker_reads_its_own_partitions(client: Client) -> None:
     client.run(strict_device.register)
-    workers = list(client.scheduler_info(n_workers=-1)["workers"])
+    workers = list(workers_of(client))
     strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
     num_workers = len(strategy.workers)
     futures = [

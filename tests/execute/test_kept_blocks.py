@@ -23,6 +23,7 @@ from daskdist import Dataset, Options, Ragged
 from daskdist.core.block import Block
 from daskdist.core.structure import LONE
 from daskdist.execute.callers.kept_blocks import KeptBlocks
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.testing import same_elements
 
@@ -360,7 +361,7 @@ def test_a_lost_workers_block_is_made_again():
             holder = client.who_has()[key][0]
             os.kill(client.run(os.getpid)[holder], signal.SIGKILL)
             end = time.monotonic() + 20
-            while holder in client.scheduler_info(n_workers=-1)["workers"] and time.monotonic() < end:
+            while holder in workers_of(client) and time.monotonic() < end:
                 time.sleep(0.02)
             with contextlib.suppress(daskdist.errors.ClusterError):
                 strategy.local_results(strategy.run(os.getpid))

@@ -13,6 +13,7 @@ from distributed import get_worker
 
 import daskdist
 from daskdist import Dataset, Options, errors, read_parquet, read_text
+from daskdist.execute.callers.submit import workers_of
 
 pytestmark = pytest.mark.cluster
 
@@ -161,7 +162,7 @@ def test_splits_without_a_location_go_to_workers_in_turn(on_cluster):
 
 def test_data_of_a_worker_that_takes_no_part(start_cluster):
     client = start_cluster(2, 1)
-    actual = sorted(client.scheduler_info(n_workers=-1)["workers"].items(), key=lambda item: str(item[1]["name"]))
+    actual = sorted(workers_of(client).items(), key=lambda item: str(item[1]["name"]))
     (one, _), (other, info) = actual
     futures = on_workers(client, [one, other], chunk_of)
     array = client.persist(da.concatenate([da.from_delayed(future, (10,), np.int64) for future in futures]))
@@ -260,7 +261,7 @@ def as_function(names, paths):
 )
 def test_files_are_read_at_their_given_locations(on_cluster, client, texts, say, policy):
     one, other = on_cluster.workers
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = workers_of(client)
     ports = {"A": port(one), "B": port(other)}
     # Name one worker by its address and the other by its name.
     names = {"A": one, "B": workers[other]["name"]}

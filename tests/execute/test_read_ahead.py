@@ -22,7 +22,7 @@ from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.errors import UserFunctionError
-from daskdist.execute.callers.submit import Submit
+from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.stream.element_puller import ElementPuller
 from daskdist.execute.stream.element_reader import ElementReader
 from daskdist.ops.from_generator import Generated
@@ -588,12 +588,12 @@ def test_a_dataset_that_a_function_returned_before_begins_with_few_calls():
 @pytest.mark.cluster
 def test_few_large_elements_are_made_of_small_rows_before_their_size_is_known(small_workers):
     strategy, client = small_workers
-    workers = set(client.scheduler_info(n_workers=-1)["workers"])
+    workers = set(workers_of(client))
     rows = Dataset.range(16_000).map(lambda x: np.full(125_000, float(x)))
     for batch in itertools.islice(strategy.distribute_dataset(rows.batch(4)), 8):
         assert all(len(values) == 2 for values in strategy.local_results(batch))
     # Dask restarts workers that exceed their memory, at other addresses.
-    assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers
+    assert set(workers_of(client)) == workers
 
 
 @pytest.mark.cluster

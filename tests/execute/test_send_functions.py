@@ -19,6 +19,7 @@ from daskdist import Dataset, errors
 from daskdist.core.functions.by_value import _is_local_file, modules_by_value
 from daskdist.core.functions.code_fingerprint import fingerprint_of
 from daskdist.errors import ArgumentError
+from daskdist.execute.callers.submit import workers_of
 
 RNG = np.random.default_rng(0)
 
@@ -266,7 +267,7 @@ def test_the_files_of_modules_are_looked_up_once():
 def test_a_module_that_workers_lack(client, on_cluster, tmp_path, monkeypatch, use):
     name = f"module_of_the_program_{use}"
     module, path = imported_here(name, tmp_path, monkeypatch)
-    before = set(client.scheduler_info()["workers"])
+    before = set(workers_of(client))
     with pytest.raises(
         errors.ClusterError,
         match=rf"No module named '{name}'.*send-modules': 'local'.*client.upload_file\('{name}.py'\)",
@@ -276,7 +277,7 @@ def test_a_module_that_workers_lack(client, on_cluster, tmp_path, monkeypatch, u
     client.upload_file(str(path))
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         assert _USES[use](strategy, Dataset.range(8).batch(4), module)
-    assert set(client.scheduler_info()["workers"]) == before
+    assert set(workers_of(client)) == before
 
 
 @pytest.mark.cluster

@@ -31,6 +31,7 @@ from daskdist.core.structure import LONE
 from daskdist.devices import device, is_on_device, on_host
 from daskdist.errors import ArgumentError, DeviceMemoryError, StackError
 from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.bundle_builder import BundleBuilder
@@ -599,7 +600,7 @@ def _num_uploads() -> int:
 @pytest.mark.cluster
 def test_loops_on_workers_give_the_elements_of_those_shuffled_on_the_host(client: Client) -> None:
     client.run(strict_device.register, delay_s=0.0003)
-    workers = list(client.scheduler_info(n_workers=-1)["workers"])
+    workers = list(workers_of(client))
     strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
     actual = []
     for option in (True, False):

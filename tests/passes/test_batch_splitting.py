@@ -15,6 +15,7 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, ShardingError
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.placement.replicas_per_worker import Worker, as_counts, num_replicas_on
 from daskdist.testing import SimulatedWorkers
 
@@ -436,7 +437,7 @@ def test_invalid_numbers_of_replicas_are_refused(wanted, words):
 
 
 def by_name(client: Client) -> dict:
-    return {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
+    return {str(info["name"]): address for address, info in workers_of(client).items()}
 
 
 @pytest.mark.cluster

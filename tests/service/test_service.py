@@ -21,6 +21,7 @@ import daskdist
 from daskdist import Dataset, errors
 from daskdist.data import service
 from daskdist.data.service import CrossTrainerCache, ShardingPolicy, distribute
+from daskdist.execute.callers.submit import workers_of
 from daskdist.service.consumer.read_ahead_limit import LEAST_AHEAD
 from daskdist.service.consumer.reading import Reading
 from daskdist.testing import same_elements, same_multiset
@@ -444,7 +445,7 @@ def test_coordinated_reads_continue_without_a_killed_worker(own_cluster, num_con
     ]
     actual = [next(consumer) for _ in range(10) for consumer in consumers]
     # Whichever it is: one that serves the consumers, or one that computes for it.
-    addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    addresses = sorted(workers_of(client))
     kill_one_of(client, addresses[num_consumers % num_workers :])
     actual += [next(consumer) for _ in range(batches - 10) for consumer in consumers]
     for consumer in consumers:
@@ -459,7 +460,7 @@ def kill_one_of(client, addresses):
     """Kill the process of the first of some workers; its nanny starts another."""
     (pid,) = client.run(os.getpid, workers=addresses[:1]).values()
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: addresses[0] not in client.scheduler_info(n_workers=-1)["workers"], 60)
+    eventually(lambda: addresses[0] not in workers_of(client), 60)
 
 
 @pytest.mark.parametrize("mode", [ShardingPolicy.FILE, ShardingPolicy.DATA, ShardingPolicy.DYNAMIC])
@@ -480,9 +481,9 @@ def test_a_worker_is_killed_another_comes_and_one_retires(own_client, parquet_fi
         # A new worker gets leases at once.
         actual += [next(consumer) for _ in range(20) for consumer in consumers]
         eventually(lambda: len(set(workers())) == 2)
-    before = set(client.scheduler_info(n_workers=-1)["workers"])
+    before = set(workers_of(client))
     client.cluster.scale(1)
-    eventually(lambda: len(set(client.scheduler_info(n_workers=-1)["workers"]) & before) == 1)
+    eventually(lambda: len(set(workers_of(client)) & before) == 1)
     for part in consumers:
         actual += list(part)
     assert Counter(np.concatenate(actual).tolist()) == Counter(range(1600))

@@ -28,6 +28,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import daskdist
 from daskdist import ClusterResolver, Dataset, DeviceAssignment, MultiWorkerMirroredStrategy, errors
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.replica.contract import internals_of
 
@@ -482,7 +483,7 @@ def address_here() -> tuple[str, int]:
 )
 def test_replicas_are_placed_as_assigned(start_cluster, parquet_files, names):
     client = start_cluster(2, 2)
-    addresses = {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
+    addresses = {str(info["name"]): address for address, info in workers_of(client).items()}
     expected_workers = [addresses[name] for name in names]
     devices = [f"CPU:{names[:k].count(name)}" for k, name in enumerate(names)]
     dataset = (
@@ -527,7 +528,7 @@ def test_replicas_are_placed_as_assigned(start_cluster, parquet_files, names):
 
 def test_workers_by_address_and_by_number(start_cluster):
     client = start_cluster(2, 2)
-    addresses = {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
+    addresses = {str(info["name"]): address for address, info in workers_of(client).items()}
     placed = DeviceAssignment([(addresses["1"], "CPU:0"), (0, "/device:CPU:3")])
     with MultiWorkerMirroredStrategy(client, device_assignment=placed) as strategy:
         assert [(replica.worker, replica.device) for replica in strategy.replicas] == [
@@ -539,7 +540,7 @@ def test_workers_by_address_and_by_number(start_cluster):
 def test_a_created_cluster_has_workers_for_the_assignment():
     placed = DeviceAssignment([("1", "CPU:0"), ("0", "CPU:0"), ("0", "CPU:1")])
     with MultiWorkerMirroredStrategy(device_assignment=placed) as strategy:
-        threads = [info["nthreads"] for info in strategy.client.scheduler_info()["workers"].values()]
+        threads = [info["nthreads"] for info in workers_of(strategy.client).values()]
         assert threads == [2, 2]
         assert strategy.num_replicas_in_sync == 3
 
@@ -570,7 +571,7 @@ def test_invalid_assignments_are_refused(replicas, error, words):
 
 def test_assignments_that_do_not_fit_the_cluster(start_cluster):
     client = start_cluster(2, 2)
-    addresses = {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
+    addresses = {str(info["name"]): address for address, info in workers_of(client).items()}
     for replicas, words in [
         ([("0", "CPU:0"), ("2", "CPU:0")], r"replica 1 is on worker '2', but there is none of that name.* 1 \(tcp://"),
         ([("0", "CPU:0"), (addresses["0"], "CPU:0")], f"both on CPU:0 of worker '{addresses['0']}'"),

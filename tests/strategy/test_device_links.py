@@ -17,6 +17,7 @@ import daskdist
 from daskdist import DeviceAssignment, MultiWorkerMirroredStrategy, get_replica_context
 from daskdist.devices import device_of, on_host
 from daskdist.errors import ArgumentError, CollectiveError
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.collectives import transport
 
 pytestmark = pytest.mark.cluster
@@ -104,7 +105,7 @@ def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[StrictLinks]:
 
 @pytest.fixture
 def strategy(local_client: Client, links: StrictLinks) -> Iterator[MultiWorkerMirroredStrategy]:
-    names = list(local_client.scheduler_info(n_workers=-1)["workers"])
+    names = list(workers_of(local_client))
     devices = [("STRICT:0", "STRICT:2"), ("STRICT:1",)]
     assignment = [(worker, name) for worker, some in zip(names, devices, strict=True) for name in some]
     with MultiWorkerMirroredStrategy(local_client, DeviceAssignment(assignment)) as strategy:
@@ -220,7 +221,7 @@ def test_links_beside_encrypted_connections_have_to_be_allowed(
         ) as cluster,
         Client(cluster, security=security) as client,
     ):
-        names = list(client.scheduler_info(n_workers=-1)["workers"])
+        names = list(workers_of(client))
         assert all(name.startswith("tls://") for name in names)
         assignment = DeviceAssignment([(worker, f"STRICT:{number}") for number, worker in enumerate(names)])
         with MultiWorkerMirroredStrategy(client, assignment) as strategy:

@@ -14,6 +14,7 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, TensorSpec
 from daskdist.devices import is_on_device, on_host
 from daskdist.errors import ArgumentError, UserFunctionError
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.values.per_replica import PerReplica
 
 
@@ -248,7 +249,7 @@ class TestOnCluster:
     @pytest.fixture
     def strategy(self, client: Client) -> Iterator[MultiWorkerMirroredStrategy]:
         client.run(strict_device.register)
-        workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        workers = list(workers_of(client))
         strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
         yield strategy
         strategy.close()

@@ -13,6 +13,7 @@ import daskdist
 from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
 from daskdist.devices.cupy import CupyDevice
 from daskdist.errors import ArgumentError, UnknownDeviceError
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.placement.probe import probe_devices
 from daskdist.strategy.placement.replicas_per_worker import Worker
 
@@ -149,7 +150,7 @@ def _is_plain_again(dask_worker):
 @pytest.mark.cluster
 def test_workers_of_dask_cuda_differ_from_workers_that_import_it(client, see):
     see(["s-0", "s-1"], ["s-0", "s-1"])
-    workers = [Worker(address, "", 1) for address in client.scheduler_info(n_workers=-1)["workers"]]
+    workers = [Worker(address, "", 1) for address in workers_of(client)]
     try:
         client.run(_imports_dask_cuda)
         assert [value.has_first for value in probe_devices(client, workers)] == [False, False]
@@ -201,7 +202,7 @@ def test_devices_of_workers_are_listed(of, client, see):
         ("1", "STRICT:0", "s-1"),
     ]
     assert [value.worker for value in actual if value.name == "CPU:0"] == ["0", "1"]
-    assert {result.address for result in actual} == set(client.scheduler_info(n_workers=-1)["workers"])
+    assert {result.address for result in actual} == set(workers_of(client))
 
 
 @pytest.mark.usefixtures("strict")

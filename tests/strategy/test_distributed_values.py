@@ -19,6 +19,7 @@ from distributed.client import futures_of
 import daskdist
 from daskdist import Dataset, DistributedValues, PerReplica, Ragged, TensorSpec, ValueContext, errors
 from daskdist.core.dataset_base import node_of
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.testing.equality import same_elements
 
@@ -334,7 +335,7 @@ def test_arrays_of_a_worker_that_is_lost():
         ds = strategy.experimental_make_numpy_dataset(np.arange(1000)).batch(100)
         lost = strategy.workers[0]
         os.kill(client.run(os.getpid)[lost], signal.SIGKILL)
-        wait_until(lambda: lost not in client.scheduler_info(n_workers=-1)["workers"])
+        wait_until(lambda: lost not in workers_of(client))
         with pytest.raises(errors.ClusterError, match=f"lost {lost}|no longer on the cluster.*or the worker that had"):
             rows_of(strategy, ds.map(lambda y: {"y": y}))
         with pytest.raises(errors.ClusterError, match="no longer on the cluster"):

@@ -18,6 +18,7 @@ from distributed import Client, LocalCluster
 import daskdist
 from daskdist import Dataset, errors
 from daskdist.execute.callers.live_workers import cancel_lost_tasks
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.replica.context import let_update_alone
 
 pytestmark = pytest.mark.cluster
@@ -63,7 +64,7 @@ def kill(strategy: daskdist.MultiWorkerMirroredStrategy, worker: str) -> None:
     """Kill a worker, and see that the scheduler knows."""
     os.kill(strategy.client.run(os.getpid)[worker], signal.SIGKILL)
     end = time.monotonic() + 20
-    while worker in strategy.client.scheduler_info(n_workers=-1)["workers"] and time.monotonic() < end:
+    while worker in workers_of(strategy.client) and time.monotonic() < end:
         time.sleep(0.02)
 
 

@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster, WorkerPlugin
 
 import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.outbox import Outbox
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.recovery import worker_recovery
@@ -41,7 +42,7 @@ class KillableWorkers:
     def wait(self) -> Client:
         """Return a client of three workers."""
         until = time.monotonic() + 5
-        while self.client is not None and len(self.client.scheduler_info(n_workers=-1)["workers"]) < 3:
+        while self.client is not None and len(workers_of(self.client)) < 3:
             if time.monotonic() > until:
                 self.close()
             time.sleep(0.1)
@@ -163,6 +164,26 @@ def test_two_workers_are_lost_one_after_the_other(strategy):
         if number in (10, 50):
             kill(strategy, number // 50)
     assert np.concatenate(list(map(np.asarray, rows))).tolist() == [*range(NUM_ROWS)] * 2
+
+
+def test_results_of_a_step_that_is_made_again_when_they_are_looked_at(strategy, tmp_path):
+    def step(batch, gate):
+        eventually(gate.exists, 60)
+        return int(batch.sum())
+
+    gate = tmp_path / "continues"
+    gate.touch()
+    first, second, *_ = strategy.distribute_dataset(Dataset.range(90).batch(30))
+    assert sum(strategy.local_results(strategy.run(step, args=(first, gate)))) == sum(range(30))
+    gate.unlink()
+    result = strategy.run(step, args=(second, gate))
+    kill(strategy, 0)
+    eventually(internals_of(strategy).backend.recovery.note_losses, 60)
+    gate.touch()
+    # The loss is handled within this call.
+    actual = strategy.local_results(result)
+    assert len(actual) == 2
+    assert sum(actual) == sum(range(30, 60))
 
 
 def test_steps_of_a_function_are_made_again(strategy):
@@ -292,7 +313,7 @@ def test_restarted_workers_take_part_in_the_next_pass(strategy, killable_workers
     with strategy.scope():
         seen = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
     strategy.run(lambda: seen.assign_add(3))
-    eventually(lambda: len(killable_workers.client.scheduler_info(n_workers=-1)["workers"]) == 3)
+    eventually(lambda: len(workers_of(killable_workers.client)) == 3)
     rows = [strategy.local_results(batch) for batch in steps]
     assert strategy.num_replicas_in_sync == 3
     assert {len(parts) for parts in rows} == {3}
@@ -322,7 +343,7 @@ def test_a_pass_over_datasets_of_a_function_after_another_began_with_a_restarted
     batches = iter(steps)
     first, before = rows_of([next(batches)]), set(strategy.workers)
     kill(strategy, 0)
-    eventually(lambda: len(killable_workers.client.scheduler_info(n_workers=-1)["workers"].keys() - before) == 1)
+    eventually(lambda: len(workers_of(killable_workers.client).keys() - before) == 1)
     assert sorted(rows_of(steps)) == list(range(600))
     if is_generator:
         with pytest.raises(errors.ClusterError, match=r"lost with their workers, .*from_generator may not give"):

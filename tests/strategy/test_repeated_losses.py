@@ -14,7 +14,7 @@ from distributed import Event, get_worker
 from distributed.scheduler import KilledWorker
 
 from daskdist import Dataset, MultiWorkerMirroredStrategy, Variable, errors, function
-from daskdist.execute.callers.submit import Submit
+from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -39,7 +39,7 @@ def client():
 
 @pytest.fixture
 def strategy(client):
-    eventually(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 3)
+    eventually(lambda: len(workers_of(client)) == 3)
     with MultiWorkerMirroredStrategy(client) as opened:
         yield opened
 
@@ -138,11 +138,11 @@ def test_a_step_that_ends_each_worker_is_not_made_on_the_last(strategy, way):
         "all at the end": visit_at_the_end,
         "in a function": function(visit_at_the_end),
     }
-    with pytest.raises(
-        errors.RepeatedLossError, match=rf"^run-ends_its_process in step {BAD_STEP} .*; it is not made on the last"
-    ):
+    # Workers that are started again in time take part, and the number of losses is limited.
+    ends = "(it is not made on the last|allowed-failures says how often)"
+    with pytest.raises(errors.RepeatedLossError, match=rf"^run-ends_its_process in step {BAD_STEP} .*{ends}"):
         ways[way]()
-    assert len(strategy.workers) == 1
+    assert strategy.workers
     # The strategy continues, and at the next pass with the workers that were restarted.
     assert visit(strategy, Dataset.range(BAD), ends_its_process) == [*range(BAD)]
     eventually(lambda: visit(strategy, Dataset.range(3)) == [0, 1, 2] and len(strategy.workers) == 3)
@@ -174,7 +174,7 @@ def test_any_number_of_workers_outlives_a_step_that_ends_each(num_workers, tmp_p
         ended = {path.name for path in tmp_path.iterdir()} - {str(pid) for pid in own_client.run(os.getpid).values()}
         assert len(strategy.workers) == 1
         assert len(ended) >= num_workers - 1
-        eventually(lambda: len(own_client.scheduler_info(n_workers=-1)["workers"]) == num_workers)
+        eventually(lambda: len(workers_of(own_client)) == num_workers)
         train(BAD)
         assert len(strategy.workers) == num_workers
         assert int(total) == len(rows)

@@ -9,6 +9,7 @@ from conftest import eventually, mirrored
 from distributed import Event
 
 import daskdist
+from daskdist.execute.callers.submit import workers_of
 
 pytestmark = [pytest.mark.timeout(60)]
 
@@ -84,7 +85,7 @@ def test_status_in_the_middle_of_a_long_call(on_cluster, client):
 
 def metrics_of(client):
     """Return the metrics of workers that the scheduler shows, by address."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].items()
+    workers = workers_of(client).items()
     return {
         address: (info["metrics"].get("daskdist_replicas", 0), info["metrics"].get("daskdist_running", ""))
         for address, info in workers
