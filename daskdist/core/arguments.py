@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from daskdist.errors import ArgumentError
 
+# The whole numbers that arrays can hold.
+_LEAST: Final = -(2**63)
+_MOST: Final = 2**63 - 1
 
-def whole_number(operation: str, name: str, value: Any, at_least: int | None = None) -> int:
-    """Return an argument as a whole number.
+
+def whole_number(
+    operation: str, name: str, value: Any, at_least: int | None = None, *, at_most: int | None = _MOST
+) -> int:
+    """Return an argument as a whole number of int64, or of any size if ``at_most`` is None.
 
     Raises
     ------
     ArgumentError
-        The value is not a whole number, or is too small; the message names the operation and the argument.
+        The value is not a whole number, or is too small or large; the message names the operation and the argument.
 
     >>> whole_number("batch", "batch_size", 3, at_least=1)
     3
@@ -31,6 +37,9 @@ def whole_number(operation: str, name: str, value: Any, at_least: int | None = N
         raise ArgumentError(f"{operation}: {name} is {value!r:.80}; give a whole number")
     if at_least is not None and number < at_least:
         raise ArgumentError(f"{operation}: {name} is {number}; give {at_least} or more")
+    if at_most is not None and not _LEAST <= number <= at_most:
+        least = _LEAST if at_least is None else at_least
+        raise ArgumentError(f"{operation}: {name} is {number}, beyond int64; give a number from {least} to {at_most}")
     return number
 
 

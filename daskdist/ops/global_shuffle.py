@@ -49,7 +49,7 @@ class GlobalShuffle(CountingNode, Transformation):
     facts = Facts(keeps_count=True, keeps_spec=True)
 
     def __post_init__(self) -> None:
-        whole_number(self.name, "seed", self.seed)
+        whole_number(self.name, "seed", self.seed, at_most=None)
         if self.source.cardinality == INFINITE:
             raise UnknownLengthError(
                 "global_shuffle: the dataset is endless, and all of it would be put in order; use take(n)"

@@ -82,7 +82,7 @@ class MapWithRng(CountingNode, SpecFromCalls):
     may_have_ragged_rows = False
 
     def __post_init__(self) -> None:
-        whole_number("map", "rng", self.rng)
+        whole_number("map", "rng", self.rng, at_most=None)
 
     def learn_spec(self) -> ElementSpec:
         return spec_after(self.function, ElementSpec.nest(PAIR, [self.source.spec, WORDS]))

@@ -34,7 +34,7 @@ class Random(CountingNode, Source):
     is_listed = False
 
     def __post_init__(self) -> None:
-        whole_number(self.name, "seed", self.seed)
+        whole_number(self.name, "seed", self.seed, at_most=None)
         yes_or_no(self.name, "rerandomize_each_iteration", self.rerandomize_each_iteration)
 
     @property

@@ -56,7 +56,7 @@ class RejectionResample(CountingNode, Transformation):
     facts = Facts()
 
     def __post_init__(self) -> None:
-        whole_number(self.name, "seed", self.seed)
+        whole_number(self.name, "seed", self.seed, at_most=None)
         check_shares(self.name, "target_dist", self.target)
         if self.initial is not None:
             check_shares(self.name, "initial_dist", self.initial)

@@ -52,7 +52,7 @@ class SampleFromDatasets(CountingNode):
     facts = Facts()
 
     def __post_init__(self) -> None:
-        whole_number(self.name, "seed", self.seed)
+        whole_number(self.name, "seed", self.seed, at_most=None)
         for name in ("stop_on_empty_dataset", "rerandomize_each_iteration"):
             yes_or_no(self.name, name, getattr(self, name))
         with contextlib.suppress(SpecUnknown):

@@ -61,7 +61,7 @@ class Shuffle(CountingNode, Transformation):
 
     def __post_init__(self) -> None:
         whole_number(self.name, "buffer_size", self.buffer_size, at_least=1)
-        whole_number(self.name, "seed", self.seed)
+        whole_number(self.name, "seed", self.seed, at_most=None)
         yes_or_no(self.name, "reshuffle_each_iteration", self.reshuffle_each_iteration)
 
     def on_share(self, index: int, num_shards: int) -> Node:

@@ -425,7 +425,7 @@ def splitter(
     """
     if operation == "split" and isinstance(seed, float):
         raise ArgumentError(f"split: seed is {seed}; give the fractions of several parts as a list, split([0.8, 0.2])")
-    whole_number(operation, "seed", seed)
+    whole_number(operation, "seed", seed, at_most=None)
     if by is not None and stratify is not None:
         raise ArgumentError(f"{operation}: by keeps elements together that stratify spreads; give one of them")
     if by is not None:

@@ -217,7 +217,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "num_threads": lambda value: whole_number("Options", "num_threads", value, at_least=1),
     "on_error": _one_of("on_error", "raise", "skip"),
     "python_numbers": _one_of("python_numbers", "numpy", "tensorflow"),
-    "seed": lambda value: whole_number("Options", "seed", value),
+    "seed": lambda value: whole_number("Options", "seed", value, at_most=None),
     "shuffle_on_device": _bool("shuffle_on_device"),
     "vectorize": _bool("vectorize"),
     "writable": _bool("writable"),
