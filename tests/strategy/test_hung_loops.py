@@ -90,7 +90,7 @@ def test_loops_in_threads_end_if_one_makes_no_progress(caplog, which):
     strategy = MirroredStrategy(["CPU:0", "CPU:1"])
     endless = strategy.distribute_dataset(Dataset.range(4).repeat().batch(2))
     message = rf"loop of replica {which} has taken no batch .*daskdist\.timeouts\.loop; its last one was batch 3"
-    with dask.config.set({"daskdist.timeouts.loop": 1}), pytest.raises(errors.ClusterError, match=message):
+    with dask.config.set({"daskdist.timeouts.loop": _LIMIT_S}), pytest.raises(errors.ClusterError, match=message):
         strategy.run(loop, args=(endless,))
     gate.set()
     assert any("daskdist.timeouts.loop" in record.message for record in caplog.records)
@@ -108,7 +108,7 @@ def test_a_loop_in_a_thread_that_ends_last_is_not_waited_for_without_end():
     strategy = MirroredStrategy(["CPU:0", "CPU:1"])
     try:
         with (
-            dask.config.set({"daskdist.timeouts.loop": 1}),
+            dask.config.set({"daskdist.timeouts.loop": _LIMIT_S}),
             pytest.raises(errors.ClusterError, match=r"loop of replica 1 .* batch 3; it continues in its thread"),
         ):
             strategy.run(loop, args=(steps_of(strategy),))
@@ -160,7 +160,7 @@ def test_a_loop_in_a_thread_may_take_any_time_after_that_of_the_caller():
         return total
 
     strategy = MirroredStrategy(["CPU:0", "CPU:1"])
-    with dask.config.set({"daskdist.timeouts.loop": 1}):
+    with dask.config.set({"daskdist.timeouts.loop": _LIMIT_S}):
         assert strategy.run(loop, args=(steps_of(strategy),)).values == (45, 45)
 
 
