@@ -15,13 +15,14 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from dask.base import DaskMethodsMixin, tokenize
 
+from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
@@ -60,7 +61,6 @@ from daskdist.execute.messages.send_functions import check_recorded
 from daskdist.execute.resume.position import PipelineIdentity
 from daskdist.execute.stream.local_iterator import ElementIterator, Identity, first_elements, iterate, rows_of
 from daskdist.execute.stream.side_outputs import PortionSize, run_to_end, side_outputs_of
-from daskdist.execute.watched_calls import watched
 from daskdist.formats import WritableFormat
 from daskdist.formats.parquet import Parquet
 from daskdist.formats.saved.manifest import codec
@@ -129,6 +129,7 @@ from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 from daskdist.storage.listing import as_text
 from daskdist.tables.describe import PartStatistics, count_rows, describe_nothing, describe_rows
 from daskdist.tables.to_arrow import check_columns, frame_of
+from daskdist.watched_calls import watched
 
 if TYPE_CHECKING:
     from daskdist.service.sharding_policy import CrossTrainerCache
@@ -419,7 +420,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         >>> from pathlib import Path
         >>> names = Dataset.list_files(str(Path(__file__).parent / "*.py"), shuffle=False)
         >>> [Path(str(path)).name for path in names.take(2)]
-        ['call_progress.py', 'config.py']
+        ['cached_property.py', 'call_progress.py']
         """
         if shuffle is not None:
             yes_or_no("list_files", "shuffle", shuffle)
@@ -2727,7 +2728,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
 
     def _known_spec(self) -> ElementSpec | SpecUnknown:
         try:
-            spec: ElementSpec = watched("element_spec", getattr, self._node, "spec")
+            spec: ElementSpec = self._node.spec
             return spec
         except SpecUnknown as unknown:
             return SpecUnknown(str(unknown))
@@ -2735,18 +2736,11 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
     def _empty(self) -> Any:
         return self._spec.structure.pack([leaf.zeros() for leaf in self._spec.leaves])
 
-    @property
+    @cached_property
     def _spec(self) -> ElementSpec:
-        # Not a `cached_property`: Python 3.11 holds one lock for those of all datasets. A function that is called here,
-        # perhaps in another thread, may need the spec of a dataset of its own.
-        spec = self.__dict__.get("_spec")
-        if spec is None:
-            spec = self._spec_by(self._caller)
-            if isinstance(self._known_spec(), SpecUnknown):
-                # Later elements may have other lengths than the first ones.
-                spec = spec.of_any_shape()
-            self.__dict__["_spec"] = spec
-        return spec
+        spec = self._spec_by(self._caller)
+        # Later elements may have other lengths than the first ones.
+        return spec.of_any_shape() if isinstance(self._known_spec(), SpecUnknown) else spec
 
     def _follow_code(self) -> None:
         # Drop cached properties if a function was redefined since.

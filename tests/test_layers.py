@@ -29,6 +29,8 @@ RANKS = {
     "url_secrets": -2,
     "context_variables": -2,
     "call_progress": -2,
+    "cached_property": -2,
+    "call_threads": -2,
     "errors": -1,
     "config": -1,
     "core": 0,
@@ -45,7 +47,8 @@ RANKS = {
     "dashboard": 4,
     "dataset": 5,
     "tensorflow_dataset": 5.5,
-    "waiting": 0,
+    "waiting": -0.8,
+    "watched_calls": -0.7,
     "long_work": 0,
     # Only names of the public interface.
     "data": 7,

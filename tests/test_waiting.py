@@ -8,14 +8,24 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
 import pytest
 from conftest import mirrored
 
-from daskdist import CheckpointManager, Dataset, Options, TensorSpec, errors, get_replica_context, waiting
-from daskdist.execute import watched_calls
+from daskdist import (
+    CheckpointManager,
+    Dataset,
+    Options,
+    TensorSpec,
+    errors,
+    get_replica_context,
+    waiting,
+    watched_calls,
+)
+from daskdist.cached_property import cached_property
 from daskdist.execute.callers.threads import Threads
 from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.waiting import wait_intervals
@@ -183,7 +193,7 @@ def test_a_function_that_hangs_is_ended_and_named(name, where):
     ds = OPERATIONS[name](hanging.function())
     text = rf"waited .* s for {name.split()[0]}: .*\(.*test_waiting\.py:\d+\).* longer than daskdist\.timeouts\.data"
     try:
-        with dask.config.set({"daskdist.timeouts.data": 0.5}):
+        with dask.config.set({"daskdist.timeouts.data": 1}):
             if where == IN_ANOTHER_THREAD:
                 error = outcome_in_thread(lambda: list(ds))
                 with pytest.raises(errors.WaitTimeoutError, match=text):
@@ -193,6 +203,75 @@ def test_a_function_that_hangs_is_ended_and_named(name, where):
                     list(ds)
     finally:
         hanging.gate.set()
+
+
+# Functions are tried when a dataset is built or planned; nobody waits for an element yet.
+TRIED = {
+    "map": lambda stuck: NUMBERS.map(stuck).unbatch(),
+    "map, padded": lambda stuck: NUMBERS.map(stuck).padded_batch(2),
+    "map, spec": lambda stuck: NUMBERS.map(stuck).element_spec,
+    "map, nested": lambda stuck: list(NUMBERS.flat_map(lambda _: NUMBERS.map(stuck).batch(2).unbatch())),
+    "scan": lambda stuck: NUMBERS.scan(0, lambda total, x: (total, stuck(x))).element_spec,
+    "flat_map": lambda stuck: list(NUMBERS.flat_map(stuck)),
+    "interleave": lambda stuck: list(NUMBERS.interleave(stuck)),
+    "group_by_window": lambda stuck: list(NUMBERS.group_by_window(lambda x: x, lambda key, rows: stuck(key), 2)),
+}
+
+
+@pytest.mark.parametrize("where", ["here", IN_ANOTHER_THREAD])
+@pytest.mark.parametrize("name", TRIED)
+def test_a_function_that_hangs_when_it_is_tried_is_ended_and_named(name, where):
+    gate = threading.Event()
+
+    def stuck(x):
+        gate.wait(60)
+
+    def use():
+        TRIED[name](stuck)
+
+    text = rf"waited .* s for {name.split(',')[0]}: .*\(.*test_waiting\.py:\d+\).* longer than daskdist\.timeouts\.data"
+    try:
+        with dask.config.set({"daskdist.timeouts.data": 1}):
+            if where == IN_ANOTHER_THREAD:
+                with pytest.raises(errors.WaitTimeoutError, match=text):
+                    raise outcome_in_thread(use)
+            else:
+                with pytest.raises(errors.WaitTimeoutError, match=text):
+                    use()
+    finally:
+        gate.set()
+
+
+def test_a_property_that_is_being_computed_does_not_hold_up_that_of_another_object():
+    class Pair:
+        def __init__(self, other):
+            self.other, self.num_computed = other, 0
+
+        @cached_property
+        def value(self):
+            self.num_computed += 1
+            if self.other is None:
+                return [1]
+            # A user's function may be called in another thread.
+            with ThreadPoolExecutor(1) as threads:
+                return [*threads.submit(lambda: self.other.value).result(30), 2]
+
+    pair = Pair(Pair(None))
+    assert pair.value == [1, 2]
+    assert pair.value is pair.value
+    assert (pair.num_computed, pair.other.num_computed) == (1, 1)
+    # Threads that compute a value at the same time get one object.
+    barrier = threading.Barrier(4)
+
+    class Slow(Pair):
+        @cached_property
+        def value(self):
+            barrier.wait(30)
+            return object()
+
+    late = Slow(None)
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(lambda _: id(late.value), range(4)))) == 1
 
 
 def on_replicas(stuck):

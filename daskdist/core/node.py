@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Final
 
+from daskdist.cached_property import cached_property
 from daskdist.context_variables import changed
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split

@@ -16,7 +16,7 @@ from daskdist.core.failing.packed_error import raising_packed
 from daskdist.execute.callers.sent_blocks import SentBlock
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.execute.task_times import task_times
-from daskdist.execute.watched_calls import Watched
+from daskdist.watched_calls import Watched
 
 # The share of a worker's memory that is kept for reuse at most.
 _POOLS_OF_MEMORY: Final = 8

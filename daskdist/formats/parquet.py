@@ -8,11 +8,12 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import counted

@@ -13,11 +13,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, count, takewhile
 from math import prod
 from typing import Any, Final
 
+from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
 from daskdist.core.spec import ElementSpec

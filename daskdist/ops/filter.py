@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import counted
 from daskdist.core.functions.user_function import UserFunction

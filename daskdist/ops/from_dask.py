@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from dask.base import is_dask_collection
 from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 
+from daskdist.cached_property import cached_property
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import counted
 from daskdist.core.node import Facts, Source

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from daskdist.cached_property import cached_property
 from daskdist.core.arguments import whole_number
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import CountingNode, Facts, SpecFromCalls

@@ -7,10 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final
 
+from daskdist.cached_property import cached_property
 from daskdist.config import num_threads
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.failing.error_copy import copied_error

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from math import isclose
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.core.arguments import numbers, whole_number
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import INFINITE, counted

@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cached_property, partial
+from functools import partial
 from os.path import basename, dirname
 from pathlib import Path
 from typing import IO, Any, Final
 
+from daskdist.cached_property import cached_property
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.failures import failures, reading
 from daskdist.storage.hidden_files import is_hidden, is_hidden_below, is_hidden_from

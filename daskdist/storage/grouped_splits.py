@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.failing.failed_elements import PartlyFailed, not_read, raw_item, structure_of

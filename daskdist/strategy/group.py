@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from daskdist.cached_property import cached_property
 from daskdist.errors import CollectiveError
 
 # A call on the replicas of a strategy: the strategy's token and the number of the step.

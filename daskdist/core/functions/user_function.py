@@ -19,6 +19,7 @@ from daskdist.core.functions.thread_limit import ThreadLimit
 from daskdist.core.node import Node, walk
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, UserFunctionError
+from daskdist.watched_calls import watched
 
 
 def location(function: Callable[..., Any]) -> str:
@@ -159,7 +160,8 @@ class UserFunction:
         """Call the function with arguments; ``where()`` names the element in messages."""
         call = under_way.call
         if call is None:
-            return self._called(arguments, where)
+            # Nobody waits for it, as when it is tried on made-up elements.
+            return watched(self.operation, self.of, arguments, where)
         before, call.function = call.function, self
         call.num_begun += 1
         try:

@@ -23,7 +23,7 @@ from daskdist.execute.callers.compute_key import FutureResult, is_future
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
-from daskdist.execute.watched_calls import Watched
+from daskdist.watched_calls import Watched
 
 
 class RecordCaller(LocalCaller):

@@ -29,8 +29,8 @@ from daskdist.errors import ClusterError, WaitTimeoutError
 from daskdist.execute.callers.kept_rows import function_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.shared_memory import MEMORY, Forks, Lease, PackedArrays, Segments, mapped
-from daskdist.execute.watched_calls import watched
 from daskdist.waiting import wait_intervals
+from daskdist.watched_calls import watched
 
 _PREFIX: Final = "daskdist-processes-"
 # The most names of data for which the processes that used it are remembered.

@@ -8,7 +8,7 @@ from typing import Any
 from daskdist.core.block import Rows
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
-from daskdist.execute.watched_calls import watched
+from daskdist.watched_calls import watched
 
 
 class Synchronous(LocalCaller):

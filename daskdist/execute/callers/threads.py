@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, Final
 
 from daskdist.call_progress import CallProgress, under_way
+from daskdist.call_threads import CALL_THREADS, CallInThread
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.failing.error_copy import copied_error
 from daskdist.core.functions.thread_limit import LoopPool
 from daskdist.errors import WaitTimeoutError
-from daskdist.execute.call_threads import CALL_THREADS, CallInThread
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
 from daskdist.waiting import wait_intervals

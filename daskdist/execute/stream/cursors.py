@@ -7,9 +7,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Final
 
+from daskdist.cached_property import cached_property
 from daskdist.core.failing.composed import stages_of
 from daskdist.core.failing.failed_elements import (
     Carried,

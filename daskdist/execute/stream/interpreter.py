@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final
 
+from daskdist.cached_property import cached_property
 from daskdist.core.failing.failed_elements import FailedBeforeError
 from daskdist.core.primitive import (
     Arrange,

@@ -23,7 +23,7 @@ from daskdist.execute.stream.cursors import BlockCursor
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
 from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
 from daskdist.execute.stream.runtime import StreamRuntime
-from daskdist.execute.watched_calls import watched
+from daskdist.watched_calls import watched
 
 # The number of elements to skip at a time when a stream has to run again.
 _SKIPPED_AT_ONCE = 1024

@@ -8,11 +8,11 @@ not change their result. A row ends with ``\n``, ``\r\n`` or ``\r``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.storage.byte_ranges import BrokenRecord
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"

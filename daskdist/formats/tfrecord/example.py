@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.core.cardinality import counted
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec

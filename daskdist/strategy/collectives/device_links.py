@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.call_threads import CALL_THREADS, CallInThread
 from daskdist.config import seconds
 from daskdist.devices import Device, Event, dtype_of, is_on_device
 from daskdist.errors import CollectiveError
-from daskdist.execute.call_threads import CALL_THREADS, CallInThread
 from daskdist.strategy.reduce.reductions import NAMED, ReduceOp
 from daskdist.strategy.values.device_arrays import Placed, in_stream_of
 

@@ -9,13 +9,14 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from itertools import accumulate, chain
 from typing import Any, Final
 
 import numpy as np
 import optree
 
+from daskdist.cached_property import cached_property
 from daskdist.errors import CollectiveError
 from daskdist.strategy.reduce.gather import concatenated
 from daskdist.strategy.reduce.reductions import NAMED, NamedReduction, Op, ReduceOp, Reduction, checked_op, name_of

@@ -7,9 +7,10 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from daskdist.cached_property import cached_property
 from daskdist.core.cardinality import UNKNOWN, counted
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node

@@ -20,11 +20,11 @@ from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset
 from daskdist.devices import Device, is_on_device, name_of, named
 from daskdist.errors import DaskdistError
-from daskdist.execute.watched_calls import watched
 from daskdist.ops.map import spec_after
 from daskdist.passes.device_maps import without_device_maps
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.values.device_arrays import put_on
+from daskdist.watched_calls import watched
 
 
 @dataclass(frozen=True)

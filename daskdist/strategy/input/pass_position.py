@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
+from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.node import Node, walk
 from daskdist.core.spec import ElementSpec

@@ -7,13 +7,13 @@ import uuid
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, count, zip_longest
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
 import optree
 
+from daskdist.cached_property import cached_property
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import walk

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import optree
 
+from daskdist.cached_property import cached_property
 from daskdist.checkpoint.checkpoint_manager import CheckpointManager
 from daskdist.context_variables import changed
 from daskdist.core.arguments import whole_number

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from daskdist.call_threads import CALL_THREADS, CallInThread
 from daskdist.config import seconds
 from daskdist.core.functions.kept_values import is_unshared, keep_as_they_are
 from daskdist.devices import DeviceStream, are_loaded, named
 from daskdist.errors import ClusterError, CollectiveError
-from daskdist.execute.call_threads import CALL_THREADS, CallInThread
 from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.group import Replica, named_replicas
 from daskdist.strategy.input.replica_iterator import replica_iterators

@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from types import CellType
 from typing import Any
 
 import optree
 
+from daskdist.cached_property import cached_property
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.values.extract import ExtractFromResult
 from daskdist.strategy.values.variable_contract import key_of

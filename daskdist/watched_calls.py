@@ -24,9 +24,9 @@ from types import FrameType
 from typing import Any, Final
 
 from daskdist.call_progress import CallProgress, under_way
+from daskdist.call_threads import CALL_THREADS, CallInThread
 from daskdist.config import seconds, sent, to_send
 from daskdist.errors import WaitTimeoutError
-from daskdist.execute.call_threads import CALL_THREADS, CallInThread
 from daskdist.waiting import wait_intervals
 
 # Seconds between two looks at the calls of the main thread, at most, and the number of looks without calls after which

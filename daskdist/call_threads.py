@@ -22,7 +22,7 @@ class CallInThread:
         # Only the thread of the call changes it, before it releases the lock; an event takes three times as long.
         self._is_alive = True
         self._under_way = threading.Lock()
-        self._under_way.acquire()
+        self._under_way.acquire(blocking=False)
 
     def run(self) -> None:
         """Make the call, and keep no references to it."""
