@@ -137,19 +137,25 @@ class _MainThreadWatch:
         """Make a call; `interrupt` raises only in this function and what it calls."""
         try:
             under_way.call = self.call = call
-            # After a fork there is no thread.
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._look, name="daskdist watch", daemon=True)
-                self._thread.start()
+            # After a fork there is no thread. A thread that ends sets this to None before its last look for a call.
+            thread = self._thread
+            if thread is None or not thread.is_alive():
+                thread = self._thread = threading.Thread(target=self._look, name="daskdist watch", daemon=True)
+                thread.start()
             return function(*args)
         finally:
             under_way.call = self.call = None
 
     def _look(self) -> None:
         num_idle = 0
-        while num_idle < _MOST_IDLE:
+        while True:
             call, limit_s = self.call, self.limit_s
             num_idle = 0 if call is not None else num_idle + 1
+            if num_idle > _MOST_IDLE:
+                # Before the last look: a call that begins after it starts another thread. Two threads do no harm.
+                self._thread = None
+                if self.call is None:
+                    return
             if call is None:
                 time.sleep(_LOOK_EVERY_S)
                 continue

@@ -242,6 +242,20 @@ def test_a_function_that_hangs_when_it_is_tried_is_ended_and_named(name, where):
         gate.set()
 
 
+def test_a_call_is_watched_whenever_it_begins(monkeypatch):
+    # The thread that looks at calls ends after a while without any, and begins again.
+    monkeypatch.setattr(watched_calls, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(watched_calls, "_MOST_IDLE", 1)
+    gate = threading.Event()
+    with dask.config.set({"daskdist.timeouts.data": 0.1}):
+        watched_calls.watched("a call", int)
+        for number in range(24):
+            # The time between two calls decides what the thread is doing.
+            gate.wait(number * 0.007)
+            with pytest.raises(errors.WaitTimeoutError):
+                watched_calls.watched("a call", gate.wait, 20)
+
+
 def test_a_property_that_is_being_computed_does_not_hold_up_that_of_another_object():
     class Pair:
         def __init__(self, other):

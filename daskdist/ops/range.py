@@ -41,8 +41,10 @@ class Range(Source):
     facts = Facts()
 
     def __post_init__(self) -> None:
-        for name in ("start", "stop", "step"):
-            whole_number(self.name, name, getattr(self, name))
+        for name in ("start", "stop"):
+            # Not the stop, but the numbers before it have to fit.
+            whole_number(self.name, name, getattr(self, name), at_most=None)
+        whole_number(self.name, "step", self.step)
         dtype = number_dtype(self.name, "output_type", self.output_type)
         if self.step == 0:
             raise ArgumentError("range: step is 0; give a positive or negative number")

@@ -7,7 +7,7 @@ from test_operations_bad_input import NUMBERS, WHOLE, WHOLE_OR_NONE
 
 from daskdist import Dataset, errors
 
-SIZES = [case for case in WHOLE + WHOLE_OR_NONE if case[1] != "seed"]
+SIZES = [case for case in WHOLE + WHOLE_OR_NONE if case[1] not in ("seed", "stop")]
 
 
 @pytest.mark.parametrize(("operation", "argument", "build"), SIZES)
@@ -38,3 +38,10 @@ def test_seeds_have_any_size(seed):
     assert first == second
     assert sorted(map(int, first)) == list(map(int, NUMBERS))
     assert len(list(Dataset.random(seed=seed).take(2))) == 2
+
+
+def test_the_stop_of_a_range_is_no_element():
+    assert list(Dataset.range(2**63 - 2, 2**63)) == [2**63 - 2, 2**63 - 1]
+    assert list(Dataset.range(1 - 2**63, -(2**63) - 1, -1)) == [1 - 2**63, -(2**63)]
+    with pytest.raises(errors.ArgumentError, match=r"range: .* is out of the range of int64"):
+        Dataset.range(2**63 - 2, 2**63 + 1)

@@ -152,6 +152,10 @@ class UserFunction:
         """Call the function with an element; ``where()`` names the element in messages."""
         return self.of(element if type(element) is tuple else (element,), where)
 
+    def in_this_thread(self, element: Any, where: Callable[[], str]) -> Any:
+        """Call the function in this thread, on which its device may depend, however long that takes."""
+        return self._called(element if type(element) is tuple else (element,), where)
+
     def of_items(self) -> Callable[..., Any]:
         """Return the function, which takes the items of an element that is a tuple, otherwise the element."""
         return self.function

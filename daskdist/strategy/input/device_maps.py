@@ -24,7 +24,6 @@ from daskdist.ops.map import spec_after
 from daskdist.passes.device_maps import without_device_maps
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.values.device_arrays import put_on
-from daskdist.watched_calls import watched
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class DeviceMaps:
                 return f"the element of replica {replica_id} ({name_of(device)}){_but_for(argument, device)}"
 
             # Other devices depend on the thread of the replica, which nothing can end.
-            result = watched("map", function, element, where) if device.is_host else function(element, where)
+            result = (function if device.is_host else function.in_this_thread)(element, where)
             element = _as_element(function, result, where, partial(_owners_in, element))
         return element
 
