@@ -103,3 +103,12 @@ def test_another_structure_for_the_same_number_of_rows_is_an_error_with_advice(o
     on_cluster.local_results(results[0])
     with pytest.raises(errors.DaskdistError, match=r"in its first call .*Return an array in place of a nest"):
         on_cluster.local_results(results[2])
+
+
+def test_steps_of_different_sizes_are_not_uneven(strategy, caplog):
+    rows = Dataset.range(8).with_options(DATA)
+    four, two = (next(iter(strategy.distribute_dataset(rows.batch(size)))) for size in (4, 2))
+    for _ in range(2):
+        nest = strategy.run(lambda x, y: [x.sum(), y.sum()], args=(four, two))
+        assert [float(strategy.reduce("MEAN", value, axis=None)) for value in nest] == [3.0, 0.5]
+    assert "different numbers of rows" not in caplog.text

@@ -147,9 +147,13 @@ def is_uneven(value: PerReplica) -> bool:
 
 
 def num_rows_of(values: Iterable[Any]) -> frozenset[int]:
-    """Return the numbers of rows that the replicas have in the steps that values come from, as far as known."""
-    known = [value._num_rows for value in values if type(value) is PerReplica or type(value) is AsyncValue]
-    return known[0] if len(known) == 1 else frozenset().union(*known)
+    """Return the numbers of rows that replicas have in the steps that values come from; unknown if steps differ."""
+    known = {value._num_rows for value in values if type(value) is PerReplica or type(value) is AsyncValue}
+    known.discard(frozenset())
+    if len(known) < 2:
+        return known.pop() if known else frozenset()
+    # Steps of different sizes are not uneven.
+    return frozenset().union(*known) if max(map(len, known)) > 1 else UNKNOWN_ROWS
 
 
 def num_values(value: PerReplica) -> int:
