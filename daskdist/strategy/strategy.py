@@ -246,8 +246,8 @@ class Strategy(Viewed, Advised):
         - If the number of steps depends on the data, as with policy FILE and a filter, a worker at the end of its rows
           reads the other workers' input to count their steps. With datasets from a function, it asks those workers;
           a worker whose replicas have left the loop counts as being at its end.
-        - The call is waited for, unless it returns one value as before. Files that only some workers have
-          (`Options.locations`) have to be on the workers that read them.
+        - The call waits for data that the cluster is still computing, and for its end if it returns a nest. Files that
+          only some workers have (`Options.locations`) have to be on the workers that read them.
         - The first pass of a call is the next pass of the distributed dataset, which decides the order of a shuffle.
           The dataset counts the whole call as one pass.
 
