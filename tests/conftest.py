@@ -226,11 +226,19 @@ def frequent_heartbeats() -> Iterator[None]:
         yield
 
 
+class _Cluster(LocalCluster):
+    # `wait_for_workers` replaces the list of workers. If the report that one was removed comes later, it is a KeyError
+    # of Dask, which ends the connection to the scheduler, and is raised by `close`.
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        if op != "remove" or msg in self.scheduler_info["workers"]:
+            super()._update_worker_status(op, msg)
+
+
 @contextlib.contextmanager
 def new_cluster(num_workers: int = 2, num_threads: int = 1, **options: Any) -> Iterator[Client]:
     """Start a cluster of worker processes that no other test uses, so that they may be killed; return its client."""
     with (
-        LocalCluster(
+        _Cluster(
             n_workers=num_workers,
             threads_per_worker=num_threads,
             host="127.0.0.1",

@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import dask
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import eventually, mirrored
 
 from daskdist import (
     CheckpointManager,
     Dataset,
+    MultiWorkerMirroredStrategy,
     Options,
     TensorSpec,
     errors,
@@ -482,3 +483,28 @@ def test_many_slow_calls_on_workers_take_longer_than_the_limit_of_one(on_cluster
     steps = on_cluster.distribute_dataset(Dataset.range(16).map(lambda x: time.sleep(0.4) or x).batch(8))
     with dask.config.set({"daskdist.timeouts.data": 1.5}):
         assert sorted(np.concatenate(sum(values_of(on_cluster, steps), ())).tolist()) == list(range(16))
+
+
+async def heartbeat(dask_worker):
+    await dask_worker.heartbeat()
+
+
+def num_executing(dask_scheduler):
+    return sum(bool(worker.executing) for worker in dask_scheduler.workers.values())
+
+
+@pytest.mark.cluster
+def test_a_pass_waits_behind_long_calls_of_another_pass(client, on_cluster):
+    slow = on_cluster.distribute_dataset(Dataset.range(16).map(lambda x: time.sleep(0.4) or x).batch(8))
+    # Each worker has one thread, which a call of the first pass takes for 1.6 s or more.
+    with (
+        MultiWorkerMirroredStrategy(client) as another,
+        dask.config.set({"daskdist.timeouts.data": 1}),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        quick = another.distribute_dataset(Dataset.range(4).map(lambda x: x + 1).batch(4))
+        other = pool.submit(list, slow)
+        # The scheduler knows from heartbeats what workers execute.
+        eventually(lambda: client.run(heartbeat) and client.run_on_scheduler(num_executing) == 2)
+        assert len(list(quick)) == 1
+        assert len(other.result()) == 2

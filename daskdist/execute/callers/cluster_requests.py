@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 import dask.config
-from distributed import Security, Status
+from distributed import Scheduler, Security, Status
 from distributed.comm import CommClosedError
 from distributed.utils import import_term
 
@@ -18,6 +19,8 @@ from daskdist.config import seconds
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.waiting import wait_intervals
 
+# The form of keys that `Submit.key_of` returns.
+_KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
 # How often the status of a client is checked.
 _LOOK_EVERY_S: Final = 0.1
 # Seconds within which a client notices that its scheduler is lost, after a request failed because of that.
@@ -250,3 +253,27 @@ def _within(name: str, failure: str, client: Any, request: Callable[..., Any], *
                 time.sleep(_LOOK_EVERY_S / 10)
             raise _lost_scheduler_error(client.scheduler.address) from error
         raise
+
+
+def are_stuck(keys: Sequence[str], token: str, *, dask_scheduler: Scheduler) -> bool:
+    """Return whether no worker is known to do anything for tasks with these keys, of the caller with this token.
+
+    Workers do something if they execute a task of the caller, or tasks of this package before one of the caller: calls
+    that hang end by themselves.
+    """
+    states = {dask_scheduler.tasks[key].state if key in dask_scheduler.tasks else "forgotten" for key in keys}
+    if not states.isdisjoint(("memory", "erred", "forgotten")):
+        # The program will soon be told that a task is over.
+        return False
+    for worker in dask_scheduler.workers.values():
+        if "queued" in states or any(f"-{token}-" in str(task.key) for task in worker.processing):
+            # Some of what a worker last said that it executes may be over.
+            executing = [task for task in worker.executing if task in worker.processing]
+            if not executing or any(is_key_of_ours(task.key) for task in executing):
+                return False
+    return True
+
+
+def is_key_of_ours(key: Any) -> bool:
+    """Return whether a key was created by `Submit.key_of`, of any strategy."""
+    return isinstance(key, str) and _KEY.search(key) is not None

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,7 +19,7 @@ from distributed import Client, Future, default_client
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
 from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps
-from distributed.scheduler import KilledWorker, Scheduler
+from distributed.scheduler import KilledWorker
 
 from daskdist.config import in_bytes, seconds, to_send
 from daskdist.core.block import Block, Rows
@@ -28,7 +27,7 @@ from daskdist.core.primitive import Read, Split, payload_itself, same, value_its
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError, RepeatedLossError, WaitTimeoutError
 from daskdist.execute.caller import CallAgain, Graph, Handle, Report, SplitLocations, report_of
-from daskdist.execute.callers.cluster_requests import ask_scheduler, closed_error, run_on_scheduler
+from daskdist.execute.callers.cluster_requests import are_stuck, ask_scheduler, closed_error, run_on_scheduler
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks, copied
 from daskdist.execute.callers.live_workers import (
@@ -53,8 +52,6 @@ Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 LOOK_EVERY_S = 2
 # Data of at most this size is sent inside its task.
 _IN_TASK_BYTES: Final = 2**20
-# The form of keys that `Submit.key_of` returns.
-_KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
 
 
 def _futures_of(values: Any) -> Iterator[Future]:
@@ -403,7 +400,8 @@ class Submit:
                 )
             except WaitTimeoutError:
                 # Workers end calls that hang; these may be long ones that do not, or others before them.
-                if not run_on_scheduler(self.client, are_executed, self.token):
+                keys = [handle.key for handle in handles if not handle.done()]
+                if run_on_scheduler(self.client, are_stuck, keys, self.token):
                     raise
 
     def wait_for_step(self, step: Sequence[Future]) -> None:
@@ -544,21 +542,6 @@ def _send_again(
     # The first argument of the call is the list of its handles, which is among the inputs.
     call = again()
     return None if call is None else submit(pickled(call[0], [None, *call[1:]]), inputs, worker)
-
-
-def are_executed(token: str, *, dask_scheduler: Scheduler) -> bool:
-    """Return whether a worker executes a task of a caller, or has one and, as far as is known, executes nothing."""
-
-    def is_of_caller(task: Any) -> bool:
-        return f"-{token}-" in str(task.key)
-
-    workers = dask_scheduler.workers.values()
-    return any(any(map(is_of_caller, worker.executing or worker.processing)) for worker in workers)
-
-
-def is_key_of_ours(key: Any) -> bool:
-    """Return whether a key was created by `Submit.key_of`, of any strategy."""
-    return isinstance(key, str) and _KEY.search(key) is not None
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:

@@ -31,8 +31,8 @@ from distributed.core import Status
 from distributed.preloading import PreloadManager
 
 from daskdist.errors import ClusterError
-from daskdist.execute.callers.cluster_requests import run_on_workers
-from daskdist.execute.callers.submit import Submit, is_key_of_ours
+from daskdist.execute.callers.cluster_requests import is_key_of_ours, run_on_workers
+from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.steps.remote.on_scheduler import release_soon
 from daskdist.strategy.steps.stream_set import StreamSet
 
