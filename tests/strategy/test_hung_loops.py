@@ -120,15 +120,17 @@ def test_a_loop_in_a_thread_that_ends_last_is_not_waited_for_without_end():
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals are sent to threads on POSIX systems only")
 @pytest.mark.parametrize("waits", [True, False])
 def test_loops_in_threads_end_if_the_program_is_interrupted(waits):
-    messages, is_over = [], threading.Event()
+    messages, kept, is_over = [], [], threading.Event()
 
     def interrupt(number, frame):
         raise KeyboardInterrupt
 
     def loop(batches):
         if not get_replica_context().replica_id_in_sync_group:
-            # The program's own replica waits for the others, or still takes batches.
-            return sum(1 for _ in itertools.islice(batches, 3 if waits else None))
+            # The program's own replica waits for the others, or still takes batches. Its iterator is kept: Python ignores
+            # an interrupt that comes while an iterator is being collected.
+            kept.append(iter(batches))
+            return sum(1 for _ in itertools.islice(kept[0], 3 if waits else None))
         try:
             for number, _ in enumerate(batches):
                 if number == 50:
