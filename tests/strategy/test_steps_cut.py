@@ -37,7 +37,9 @@ def cut(operation):
     async def cut_all(dask_worker):
         comms = [comm for comm, op in dask_worker._comms.items() if op == operation and not comm.closed()]
         for comm in comms:
-            comm.stream.socket.shutdown(socket.SHUT_RDWR)
+            # The other end may have just closed it.
+            with contextlib.suppress(OSError):
+                comm.stream.socket.shutdown(socket.SHUT_RDWR)
         return len(comms)
 
     return cut_all
@@ -48,7 +50,8 @@ async def cut_to(address):
     comms = [value for value in gc.get_objects() if isinstance(value, TCP) and value.peer_address == address]
     sockets = [comm.stream.socket for comm in comms if not comm.closed()]
     for item in sockets:
-        item.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            item.shutdown(socket.SHUT_RDWR)
     return len(sockets)
 
 
