@@ -127,8 +127,8 @@ def test_loops_in_threads_end_if_the_program_is_interrupted(waits):
 
     def loop(batches):
         if not get_replica_context().replica_id_in_sync_group:
-            # The program's own replica waits for the others, or still takes batches. Its iterator is kept: Python ignores
-            # an interrupt that comes while an iterator is being collected.
+            # The program's own replica waits for the others, or still takes batches. Its iterator is kept: Python
+            # ignores an interrupt that comes while an iterator is being collected.
             kept.append(iter(batches))
             return sum(1 for _ in itertools.islice(kept[0], 3 if waits else None))
         try:
