@@ -14,6 +14,7 @@ import dask
 import numpy as np
 import pytest
 from conftest import eventually, mirrored
+from distributed import Event
 
 from daskdist import (
     CheckpointManager,
@@ -508,3 +509,21 @@ def test_a_pass_waits_behind_long_calls_of_another_pass(client, on_cluster):
         eventually(lambda: client.run(heartbeat) and client.run_on_scheduler(num_executing) == 2)
         assert len(list(quick)) == 1
         assert len(other.result()) == 2
+
+
+@pytest.mark.cluster
+def test_a_pass_behind_other_tasks_of_the_cluster_names_them(client, on_cluster):
+    gate = Event(client=client)
+    steps = on_cluster.distribute_dataset(Dataset.range(4).filter(lambda x: x > 1).batch(2))
+    others = [
+        client.submit(gate.wait, 60, key=f"other-{number}", workers=[worker])
+        for number, worker in enumerate(on_cluster.workers)
+    ]
+    try:
+        eventually(lambda: client.run(heartbeat) and client.run_on_scheduler(num_executing) == 2)
+        message = r"waited \d s for 1 tasks \(report.*workers execute other-\d on tcp://"
+        with dask.config.set({"daskdist.timeouts.data": 0.5}), pytest.raises(errors.WaitTimeoutError, match=message):
+            list(steps)
+    finally:
+        gate.set()
+    client.gather(others)

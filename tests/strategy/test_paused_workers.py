@@ -109,10 +109,13 @@ def test_results_that_exceed_the_memory_limit_are_said():
         MultiWorkerMirroredStrategy(client) as strategy,
     ):
         results = [strategy.run(np.ones, args=(4 * MIB,)) for _ in range(12)]
-        workers = strategy.workers
+
+        def lost():
+            return [worker.address for worker in strategy.status().workers if worker.state == "lost"]
+
         # The other worker need not be lost, too. A connection may break before Dask's event comes.
-        eventually(lambda: "lost" in {worker.state for worker in strategy.status().workers}, within_s=60)
-        eventually(lambda: ended_for_memory(client, workers))
+        eventually(lost, within_s=60)
+        eventually(lambda: all(ended_for_memory(client, [worker]) for worker in lost()))
         with pytest.raises(errors.ClusterError, match=r"lost .*; Dask ended .* MiB, which exceeded the memory limit"):
             strategy.local_results(results[0])
 

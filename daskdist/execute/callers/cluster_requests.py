@@ -255,23 +255,25 @@ def _within(name: str, failure: str, client: Any, request: Callable[..., Any], *
         raise
 
 
-def are_stuck(keys: Sequence[str], token: str, *, dask_scheduler: Scheduler) -> bool:
-    """Return whether no worker is known to do anything for tasks with these keys, of the caller with this token.
+def blocking_tasks(keys: Sequence[str], token: str, *, dask_scheduler: Scheduler) -> list[str] | None:
+    """Return the tasks that workers execute before those with these keys, of the caller with this token.
 
-    Workers do something if they execute a task of the caller, or tasks of this package before one of the caller: calls
-    that hang end by themselves.
+    It is None if a worker executes a task of the caller, or one of this package before it: calls that hang end by
+    themselves. It is empty if no worker has a task of the caller.
     """
     states = {dask_scheduler.tasks[key].state if key in dask_scheduler.tasks else "forgotten" for key in keys}
     if not states.isdisjoint(("memory", "erred", "forgotten")):
         # The program will soon be told that a task is over.
-        return False
+        return None
+    blocking: list[str] = []
     for worker in dask_scheduler.workers.values():
         if "queued" in states or any(f"-{token}-" in str(task.key) for task in worker.processing):
             # Some of what a worker last said that it executes may be over.
-            executing = [task for task in worker.executing if task in worker.processing]
-            if not executing or any(is_key_of_ours(task.key) for task in executing):
-                return False
-    return True
+            executing = [task.key for task in worker.executing if task in worker.processing]
+            if not executing or any(map(is_key_of_ours, executing)):
+                return None
+            blocking += [f"{key} on {worker.address}" for key in executing]
+    return blocking
 
 
 def is_key_of_ours(key: Any) -> bool:

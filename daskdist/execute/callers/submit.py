@@ -27,7 +27,7 @@ from daskdist.core.primitive import Read, Split, payload_itself, same, value_its
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError, RepeatedLossError, WaitTimeoutError
 from daskdist.execute.caller import CallAgain, Graph, Handle, Report, SplitLocations, report_of
-from daskdist.execute.callers.cluster_requests import are_stuck, ask_scheduler, closed_error, run_on_scheduler
+from daskdist.execute.callers.cluster_requests import ask_scheduler, blocking_tasks, closed_error, run_on_scheduler
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks, copied
 from daskdist.execute.callers.live_workers import (
@@ -398,11 +398,13 @@ class Submit:
                 yield from wait_intervals(
                     name, "timeouts.data", LOOK_EVERY_S, progress=lambda: sum(handle.done() for handle in handles)
                 )
-            except WaitTimeoutError:
+            except WaitTimeoutError as error:
                 # Workers end calls that hang; these may be long ones that do not, or others before them.
                 keys = [handle.key for handle in handles if not handle.done()]
-                if run_on_scheduler(self.client, are_stuck, keys, self.token):
-                    raise
+                blocking = run_on_scheduler(self.client, blocking_tasks, keys, self.token)
+                if blocking is not None:
+                    before = f"workers execute {', '.join(blocking)}" if blocking else "no worker has taken them"
+                    raise WaitTimeoutError(f"{error}; {before}") from None
 
     def wait_for_step(self, step: Sequence[Future]) -> None:
         """Wait for calls; raise the error of the first one in order that failed."""

@@ -26,7 +26,7 @@ logger: Final = logging.getLogger("daskdist")
 # have no more memory.
 _FOR_MEMORY: Final = 2
 # Seconds that a call which is made again is the only one under way, if it takes as long.
-_ALONE_S: Final = 1.0
+_ALONE_S: Final = 10.0
 
 
 class RepeatedCalls:
