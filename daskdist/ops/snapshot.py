@@ -15,7 +15,19 @@ from daskdist.core.cardinality import counted
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.json_codec import spec_to_json
 from daskdist.core.node import Facts, Node, Transformation, counting
-from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
+from daskdist.core.primitive import (
+    Arrange,
+    Compute,
+    Context,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    NotReady,
+    Opener,
+    Primitive,
+    same,
+)
 from daskdist.core.randomness.pass_numbers import ResumedPasses, part_of, with_part
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec
@@ -173,7 +185,7 @@ class SnapshotRows:
 
 @dataclass(eq=False)
 class SnapshotCursor:
-    """A pass that reads with ``reader``, or one that writes parts, which are deleted if it is incomplete or resumed."""
+    """A pass that reads with ``reader``, or one that writes parts, which are deleted if it fails or is resumed."""
 
     source: Cursor | None
     reader: Cursor | None
@@ -201,6 +213,12 @@ class SnapshotCursor:
             noted = self.source.pull()
         except Exhausted:
             self._finish()
+            raise
+        except NotReady:
+            raise
+        except BaseException:
+            # What failed may be there in the next pass.
+            self.is_whole = False
             raise
         if noted.fact is not None:
             self._parts.append(noted.fact)
