@@ -7,7 +7,7 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, DamagedFileError
@@ -91,11 +91,11 @@ def decompressed(file: Any, compression: str | None) -> IO[bytes]:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
     if compression == "bz2":
-        return bz2.BZ2File(file)
+        return io.BufferedReader(_Streams(file, bz2.BZ2Decompressor))
     if compression == "xz":
-        return lzma.LZMAFile(file)
+        return io.BufferedReader(_Streams(file, lzma.LZMADecompressor))
     if compression == "zlib":
-        return io.BufferedReader(_Zlib(file))
+        return io.BufferedReader(_Streams(file, _ZlibDecompressor))
     import pyarrow as pa
 
     return pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)  # type: ignore[no-any-return]
@@ -122,25 +122,63 @@ def compressed(data: bytes, compression: str | None) -> bytes:
     return bz2.compress(data) if compression == "bz2" else lzma.compress(data)
 
 
-class _Zlib(io.RawIOBase):
-    def __init__(self, file: Any) -> None:
-        self._file = file
+class _ZlibDecompressor:
+    # The decompressor of `zlib` with the methods of the others.
+    def __init__(self) -> None:
         self._stream = zlib.decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._stream.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        return self._stream.decompress(self._stream.unconsumed_tail + data, most)
+
+
+class _Streams(io.RawIOBase):
+    """The content of compressed streams that follow each other, as writers in several threads leave them.
+
+    Zeros after a stream are padding. Anything else is damage; `bz2.BZ2File` and `lzma.LZMAFile` end there in silence.
+    """
+
+    def __init__(self, file: Any, new_stream: Callable[[], Any]) -> None:
+        self._file = file
+        self._new_stream = new_stream
+        self._stream = new_stream()
+        # Whether what is read may be no stream at all: it follows one, and has no content so far.
+        self._is_doubtful = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            data = self._stream.unconsumed_tail or self._file.read(io.DEFAULT_BUFFER_SIZE)
+            data = self._file.read(io.DEFAULT_BUFFER_SIZE) if self._stream.needs_input and not self._stream.eof else b""
             if self._stream.eof:
-                if data or self._stream.unused_data:
-                    raise OSError("there is data after the end of the compressed stream")
-                return 0
-            if not data:
+                data = self._stream.unused_data.lstrip(b"\0")
+                while not data:
+                    if not (more := self._file.read(io.DEFAULT_BUFFER_SIZE)):
+                        return 0
+                    data = more.lstrip(b"\0")
+                self._stream, self._is_doubtful = self._new_stream(), True
+            elif not data and self._stream.needs_input:
                 raise EOFError("the file ends before the compressed stream does")
-            content = self._stream.decompress(data, len(buffer))
+            try:
+                content = self._stream.decompress(data, len(buffer))
+            except (OSError, lzma.LZMAError, zlib.error) as error:
+                if self._is_doubtful:
+                    raise OSError("what follows a compressed stream is not another one") from error
+                raise
             if content:
+                self._is_doubtful = False
                 buffer[: len(content)] = content
                 return len(content)
 

@@ -104,3 +104,28 @@ def test_frames_that_zstd_skips_before_those_of_content(tmp_path, number):
     for name in ("a.txt.zst", "a.txt"):
         (tmp_path / name).write_bytes(content)
         assert list(read_text(tmp_path / name)) == ["a", "b", "c"]
+
+
+STREAMS = sorted(set(COMPRESSED) - {"zst"})
+
+
+@pytest.mark.parametrize("end", STREAMS)
+@pytest.mark.parametrize("num_zeros", [0, 8, 100_000])
+def test_streams_that_follow_each_other_are_one_file(tmp_path, end, num_zeros):
+    lines = [str(k) for k in range(5000)]
+    parts = ["\n".join(lines[:2000]) + "\n", "\n".join(lines[2000:])]
+    streams = [COMPRESSED[end](part.encode()) for part in parts]
+    (tmp_path / f"a.txt.{end}").write_bytes(b"".join(stream + bytes(num_zeros) for stream in streams))
+    assert list(read_text(tmp_path)) == lines
+
+
+@pytest.mark.parametrize("end", STREAMS)
+@pytest.mark.parametrize("behind", ["a damaged stream", "text"])
+def test_what_follows_a_stream_and_is_none_is_damage(tmp_path, end, behind):
+    lines = [f"{k:05}" for k in range(5000)]
+    first, second = (COMPRESSED[end]("".join(f"{line}\n" for line in part).encode()) for part in (lines[:2000], lines))
+    path = tmp_path / f"a.txt.{end}"
+    path.write_bytes(first + (b"\xff" + second[1:] if behind == "a damaged stream" else b"some text"))
+    with pytest.raises(errors.DamagedFileError, match=rf"a\.txt\.{end}"):
+        list(read_text(path))
+    assert list(read_text(path).ignore_errors(log_warning=False)) == lines[:2000]
