@@ -30,6 +30,7 @@ from daskdist.core.block import Rows, writable_element
 from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import DatasetBase, node_of
 from daskdist.core.failing.failed_elements import is_of_element
+from daskdist.core.functions.kept_values import kept
 from daskdist.core.functions.user_function import UserFunction, code_of
 from daskdist.core.node import Node, elements_wanted, upstream, walk, warn_if_empty
 from daskdist.core.primitive import Primitive
@@ -775,7 +776,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
             with SeedsInCall(arguments):
                 result = function.of(arguments, lambda where=where: where)  # type: ignore[misc]
             state = next_state(function, structure, state, result, lambda where=where: where)  # type: ignore[misc]
-        return structure.pack(state)
+        # The function may have arrays of the state, which it changes in the next reduction.
+        return structure.pack([kept(leaf) for leaf in state])
 
     # --- columns ---
 

@@ -91,11 +91,11 @@ def decompressed(file: Any, compression: str | None) -> IO[bytes]:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
     if compression == "bz2":
-        return io.BufferedReader(_Streams(file, bz2.BZ2Decompressor))
+        return io.BufferedReader(_SuccessiveStreams(file, bz2.BZ2Decompressor))
     if compression == "xz":
-        return io.BufferedReader(_Streams(file, lzma.LZMADecompressor))
+        return io.BufferedReader(_SuccessiveStreams(file, lzma.LZMADecompressor))
     if compression == "zlib":
-        return io.BufferedReader(_Streams(file, _ZlibDecompressor))
+        return io.BufferedReader(_SuccessiveStreams(file, _ZlibDecompressor))
     import pyarrow as pa
 
     return pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)  # type: ignore[no-any-return]
@@ -143,7 +143,7 @@ class _ZlibDecompressor:
         return self._stream.decompress(self._stream.unconsumed_tail + data, most)
 
 
-class _Streams(io.RawIOBase):
+class _SuccessiveStreams(io.RawIOBase):
     """The content of compressed streams that follow each other, as writers in several threads leave them.
 
     Zeros after a stream are padding. Anything else is damage; `bz2.BZ2File` and `lzma.LZMAFile` end there in silence.

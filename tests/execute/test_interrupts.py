@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import signal
 import time
 
+import dask
 import numpy as np
 import pytest
+from conftest import mirrored
 
-from daskdist import Dataset, TensorSpec, errors
+from daskdist import Dataset, PerReplica, TensorSpec, errors
+from daskdist.call_threads import CallThreads
+from daskdist.execute.stream.local_iterator import StepTimes
 
 # Python ignores an interrupt, with a warning, where an object is being deleted.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -118,3 +123,47 @@ def test_a_pass_over_a_generator_does_not_continue_without_the_elements_it_lost(
     for _ in range(2):
         with pytest.raises(errors.ArgumentError, match="interrupted while it took an element from a generator"):
             next(iterator)
+
+
+def interrupt_call(monkeypatch, owner, name, number):
+    """Raise KeyboardInterrupt in a call of a method with this number, as a signal does that comes there."""
+    called, numbers = getattr(owner, name), itertools.count(1)
+
+    def call(*args):
+        if next(numbers) == number:
+            raise KeyboardInterrupt
+        return called(*args)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def local_results(element):
+    return element.values if isinstance(element, PerReplica) else [element]
+
+
+def taken(iterator):
+    found = []
+    while True:
+        try:
+            found += np.concatenate([np.atleast_1d(part) for part in local_results(next(iterator))]).tolist()
+        except StopIteration:
+            return found
+        except KeyboardInterrupt:
+            pass
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_an_interrupt_behind_the_taking_of_an_element_loses_nothing(monkeypatch, is_distributed):
+    ds = Dataset.range(6).batch(1)
+    interrupt_call(monkeypatch, StepTimes, "note", 3)
+    assert taken(iter(mirrored(2).distribute_dataset(ds) if is_distributed else ds)) == [*range(6)]
+
+
+def test_a_pass_ends_after_an_interrupt_while_it_starts_a_thread(monkeypatch):
+    interrupt_call(monkeypatch, CallThreads, "start", 1)
+    with dask.config.set({"daskdist.timeouts.data": 20}):
+        began_at = time.monotonic()
+        iterator = iter(Dataset.range(400).map(lambda x: x + 1, num_parallel_calls=2).batch(4))
+        assert taken(iterator) == [*range(1, 401)]
+        # Its end does not wait for a thread that was not started.
+        assert time.monotonic() - began_at < 10

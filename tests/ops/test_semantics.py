@@ -316,6 +316,16 @@ def test_reduce():
     assert plain(state) == (4, [6.0, 6.0])
 
 
+def test_the_result_of_reduce_is_not_an_array_of_the_function():
+    buffer = np.zeros(1, np.int64)
+
+    def add(state, x):
+        return np.add(state, x, out=buffer)
+
+    first, second = (Dataset.range(number).reduce(np.zeros(1, np.int64), add) for number in (4, 100))
+    assert (first.tolist(), second.tolist()) == ([6], [4950])
+
+
 def test_take_while_ends_at_the_first_false():
     check(lambda: slices([1, 3, 9, 2]).take_while(lambda x: x < 5), [1, 3])
     check(lambda: slices([9, 1]).take_while(lambda x: x < 5), [])

@@ -133,34 +133,43 @@ class _Pool:
     def __init__(self, number: int) -> None:
         self._number = number
         self._loops = LoopPool(number)
-        # Held for a moment, also to change the following.
-        self._changed = threading.Condition()
+        # Held for a moment, to change the following. An interrupt at the beginning of `with self._changed` would leave
+        # it locked, as that calls Python functions.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[tuple[Future[Any], str, Callable[..., Any], tuple[Any, ...]]] = deque()
-        self._num_threads = 0
+        # Threads that were started and have not ended; one whose start was interrupted is not there.
+        self._threads: set[object] = set()
         self._under_way: dict[CallProgress, None] = {}
         self._is_closed = self._is_late = False
 
     def submit(self, name: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        with self._changed:
-            if self._is_closed:
-                raise RuntimeError("the pool is closed")
-            self._waiting.append((future, name, function, args))
-            needs_thread = self._num_threads < self._number
-            self._num_threads += needs_thread
-        if needs_thread:
-            CALL_THREADS.start(CallInThread(self._work))
+        new = object()
+        try:
+            with self._lock:
+                if self._is_closed:
+                    raise RuntimeError("the pool is closed")
+                self._waiting.append((future, name, function, args))
+                needs_thread = len(self._threads) < self._number
+                if needs_thread:
+                    self._threads.add(new)
+            if needs_thread:
+                CALL_THREADS.start(CallInThread(partial(self._work, new)))
+        except BaseException:
+            self._threads.discard(new)
+            raise
         return future
 
-    def _work(self) -> None:
+    def _work(self, this: object) -> None:
         # The thread is used for other calls later, and its name says whether it reads.
         thread = threading.current_thread()
         idle, thread.name = thread.name, "daskdist"
         while True:
-            with self._changed:
-                if not self._waiting:
+            with self._lock:
+                if not self._waiting or this not in self._threads:
                     thread.name = idle
-                    self._num_threads -= 1
+                    self._threads.discard(this)
                     self._changed.notify_all()
                     return
                 call = self._waiting.popleft()
@@ -197,7 +206,7 @@ class _Pool:
 
     def close(self) -> None:
         self._loops.close()
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
@@ -207,7 +216,7 @@ class _Pool:
             return
         with contextlib.suppress(WaitTimeoutError), self._changed:
             for within_s in self.wait_intervals():
-                if self._changed.wait_for(lambda: not self._num_threads, within_s):
+                if self._changed.wait_for(lambda: not self._threads, within_s):
                     return
 
 

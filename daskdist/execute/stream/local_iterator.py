@@ -143,7 +143,10 @@ class ElementIterator(Iterator[Any], Advised):
             num_passed, builder, number = self._num_passed + self._current.place, self._builder, self._number
             num_errors = 0 if builder is None else builder.num_errors
             try:
-                element = self._next()
+                try:
+                    element = self._next()
+                finally:
+                    self._times.note(begun_at, perf_counter())
                 self._number += 1
                 self._times.num_steps += 1
             except UserFunctionError as error:
@@ -154,8 +157,6 @@ class ElementIterator(Iterator[Any], Advised):
                 # Elements that were taken from a queue may be lost.
                 self._interrupted_at = num_passed, num_errors, number
                 raise
-            finally:
-                self._times.note(begun_at, perf_counter())
         return writable_element(element) if self._is_writable else element
 
     def _next(self) -> Any:

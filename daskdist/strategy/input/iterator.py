@@ -203,9 +203,8 @@ class DistributedIterator(Advised):
         -------
         nest
             The structure of an element with a `PerReplica` for each leaf; with one replica, the element itself. A
-            replica for which no rows are left gets arrays without rows. In this process, the parts of replicas on
-            devices are on these devices, unless `InputOptions` say otherwise, except text, objects, times and ragged
-            values.
+            replica for which no rows are left gets arrays without rows. Parts of replicas on devices of this process
+            are there, except text, objects, times and ragged values, unless `InputOptions` say otherwise.
 
         Raises
         ------
@@ -223,7 +222,10 @@ class DistributedIterator(Advised):
                 self._reopen()
             before = self._numbers()
             try:
-                value = self._next()
+                try:
+                    value = self._next()
+                finally:
+                    self._times.note(begun_at, perf_counter())
                 self._times.num_steps += 1
                 return value
             except UserFunctionError as error:
@@ -234,8 +236,6 @@ class DistributedIterator(Advised):
                 # A step that was taken from a queue may be lost.
                 self._interrupted_at = before
                 raise
-            finally:
-                self._times.note(begun_at, perf_counter())
 
     def _has_changed(self) -> bool:
         return self._replicas_left is not None and self._replicas_left() is not self._replicas
