@@ -1058,8 +1058,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         Of a damaged file, the smallest broken unit is left out, such as a line or a record. Damage is what the file
         itself proves: a wrong checksum or framing, or a value that cannot be parsed (`errors.DamagedFileError`). Other
         reasons why a file cannot be read are errors all the same: a server that refuses, a missing permission, a file
-        that is gone or was changed, another schema. A generator that raises ends. After `batch`, only the
-        failing elements are left out, before batches are filled; TensorFlow leaves out the whole batch.
+        that is gone or was changed, another schema, or ``dtypes`` that do not fit: a column whose values all have
+        another type. A generator that raises ends. After `batch`, only the failing elements are left out, before
+        batches are filled; TensorFlow leaves out the whole batch.
 
         >>> [float(x) for x in Dataset.range(4).map(lambda x: 1 // int(x)).ignore_errors()]
         [1.0, 0.0, 0.0]

@@ -15,6 +15,7 @@ import numpy as np
 from daskdist.core.array_pool import NUMBERS
 from daskdist.core.ragged import unchecked_ragged
 from daskdist.core.structure import TEXT, Structure
+from daskdist.core.to_numpy import native
 
 _SCALARS: Final = frozenset(
     {np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
@@ -130,8 +131,8 @@ def _stacked(arrays: Sequence[Any]) -> Any:
             return None
         return _split(np.concatenate(arrays), [shape[0] for shape in all_shapes])
     if not first.ndim or isinstance(first.dtype, np.dtypes.StringDType):
-        return stacked(arrays)
-    return _concatenated(arrays).reshape(len(arrays), *first.shape)
+        return native(stacked(arrays))
+    return native(_concatenated(arrays)).reshape(len(arrays), *first.shape)
 
 
 def _concatenated(arrays: Sequence[Any]) -> Any:
@@ -159,6 +160,7 @@ def stacked(arrays: Sequence[Any]) -> Any:
 
 def _split(values: Any, lengths: list[int]) -> Any:
     # Return the rows of some lengths, as an array if these are equal.
+    values = native(values)
     if lengths.count(lengths[0]) == len(lengths):
         return values.reshape(len(lengths), lengths[0], *values.shape[1:])
     row_splits = np.zeros(len(lengths) + 1, np.int64)

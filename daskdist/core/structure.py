@@ -215,7 +215,9 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
     """
     if isinstance(leaf, np.ndarray):
         return native(leaf if type(leaf) is np.ndarray else plain_array(leaf))
-    if isinstance(leaf, (np.generic, Ragged, Nested)):
+    if isinstance(leaf, np.generic):
+        return native(leaf)
+    if isinstance(leaf, (Ragged, Nested)):
         return leaf
     if leaf is None:
         raise ArgumentError("None is not an element: give arrays, numbers, strings, or nests of them")

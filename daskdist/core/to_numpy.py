@@ -56,7 +56,7 @@ def to_numpy(value: Any) -> Any:
     if kind is np.ndarray:
         return native(value)
     if kind in PLAIN:
-        return np.asarray(value)
+        return native(np.asarray(value))
     if is_masked_array(value):
         return native(unmasked(value))
     if kind is list:
@@ -85,13 +85,29 @@ def to_numpy(value: Any) -> Any:
     return native(array)
 
 
+# The characters of dtypes that are equal to int64 or uint64, but have another type -> the one of that name. NumPy makes
+# them of Python's integers from 2**63 on, and libraries that look a dtype up by its type do not know them.
+_SAME_NUMBERS: Final[dict[str, Any]] = {
+    np.dtype(other).char: np.dtype(kind)
+    for other, kind in ((np.longlong, np.int64), (np.ulonglong, np.uint64))
+    if np.dtype(other).type is not kind
+}
+
+
 def native(array: Any) -> Any:
     """Return an array in the byte order of this machine: NumPy changes others to it in some operations, but not in all.
 
+    Integers of C's type ``long long`` become int64 or uint64.
+
     >>> native(np.array([1, 2], ">i4")).dtype
     dtype('int32')
+    >>> native(np.array([1, 2], np.ulonglong)).dtype.type is np.uint64
+    True
     """
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    same = _SAME_NUMBERS.get(array.dtype.char)
+    return array if same is None else array.view(same)
 
 
 def plain_array(array: Any) -> Any:

@@ -112,6 +112,31 @@ def test_leaves_become_arrays(leaf, dtype, narrow, shape):
         assert np.shape(array) == shape
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (2**63, np.uint64),
+        ([2**63, 2**63 + 1], np.uint64),
+        (np.array([2**63]), np.uint64),
+        (np.array([[2**63]]), np.uint64),
+        (np.array(2**63), np.uint64),
+        (np.ulonglong(5), np.uint64),
+        (np.longlong(5), np.int64),
+        (np.array([5], np.longlong), np.int64),
+        (np.array([5], np.dtype(np.longlong).newbyteorder()), np.int64),
+    ],
+)
+def test_integers_of_64_bits_have_the_type_of_that_name(value, kind):
+    # NumPy has other types that are as long, and equal, but which other libraries do not know.
+    assert as_array(value).dtype.type is kind
+    for element in Dataset.range(3).map(lambda i: value if type(value) is int else (value,)):
+        leaf = element[0] if isinstance(element, tuple) else element
+        assert leaf.dtype.type is kind
+        assert leaf.dtype == kind
+    for row in Dataset.range(3).map(lambda i: np.array([2**63] * (1 + int(i)))):
+        assert row.dtype.type is np.uint64
+
+
 @pytest.mark.parametrize("leaf", [None, object(), [1, [2]], {1, 2}])
 def test_values_that_are_not_leaves_are_refused(leaf):
     with pytest.raises(ArgumentError):

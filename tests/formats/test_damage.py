@@ -12,6 +12,7 @@ import zlib
 from dataclasses import dataclass
 from itertools import chain
 
+import dask
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -283,3 +284,57 @@ def test_errors_of_any_library_name_the_file(where, error):
         list(Dataset(read_node(Theirs(error, where), paths)))
     assert (type(caught.value) is errors.DamagedFileError) is (type(error) is not TimeoutError)
     assert caught.value.__cause__ is error
+
+
+# --- values of another type ---
+
+
+def write_text(folder, content, name):
+    (folder / name).write_text(content)
+    return str(folder / name)
+
+
+# A schema that differs and a type of the user's that does not fit are no damage.
+@pytest.mark.parametrize("split_bytes", [200, 10_000])
+@pytest.mark.parametrize(
+    ("first", "second", "dtypes", "message"),
+    [
+        (
+            "{k}",
+            "{k}.5",
+            None,
+            r"its \d+ values, such as '\d+.5', are float64, not int64; give dtypes={'n': 'float64'}",
+        ),
+        ("{k}", "20{k}-01-01", None, r"datetime64\[D\], not int64; give dtypes={'n': 'datetime64\[D\]'}"),
+        ("{k}.5", "20{k}-01-01", None, r"datetime64\[D\], not float64; give dtypes={'n': 'datetime64\[D\]'}"),
+        ("true", "{k}", None, "are int64, not bool; give dtypes={'n': 'int64'}"),
+        ("{k}", "{k}.5", {"n": "int64"}, "are float64, not int64; give dtypes={'n': 'float64'}"),
+        ("1", "10{k}", {"n": "int8"}, "are int64, not int8; give dtypes={'n': 'int64'}"),
+        ("{k}", "true", {"n": "int64"}, "are bool, not int64; give dtypes={'n': 'bool'}"),
+    ],
+)
+def test_values_of_another_type_are_an_error_also_when_damage_is_left_out(
+    tmp_path, split_bytes, first, second, dtypes, message
+):
+    write_text(tmp_path, "n,s\n" + "".join(f"{first.format(k=k)},a\n" for k in range(30)), "a.csv")
+    # Rows without a value, and one of another length, do not matter.
+    rows = "".join(f"{second.format(k=k)},b\n" for k in range(30, 60))
+    path = write_text(tmp_path, f"n,s\n{rows}NA,c\n1,2,3\n", "b.csv")
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        skipping = daskdist.read_csv(tmp_path, dtypes=dtypes).with_options(SKIP)
+        with pytest.raises(errors.FileError, match=rf"column 'n': .*{message}") as caught:
+            list(skipping)
+    assert type(caught.value) is errors.FileError
+    assert path in str(caught.value)
+
+
+def test_values_of_no_other_type_and_single_ones_are_damage(tmp_path):
+    write_text(tmp_path, "n,m\n" + "".join(f"{k},{k}\n" for k in range(30)), "a.csv")
+    write_text(tmp_path, "n,m\n" + "x1,2\n" * 5 + "1.5,2\n" * 5, "b.csv")
+    # Each column has a valid value.
+    write_text(tmp_path, "n,m\n1.5,1\n2,x\n2.5,3\n", "c.csv")
+    write_text(tmp_path, "n,m\n1.5,2\nNA,2\n", "d.csv")
+    write_text(tmp_path, "n,m\n07,2\n08,2\n", "e.csv")
+    kept = iter(daskdist.read_csv(tmp_path).with_options(SKIP))
+    assert [(int(row["n"]), int(row["m"])) for row in kept] == [(k, k) for k in range(30)]
+    assert kept.stats()["num_skipped"] == 10 + 3 + 2 + 2

@@ -255,6 +255,47 @@ def test_later_fields_without_sampled_values_are_an_error_also_when_damage_is_le
         assert str(path) in str(caught.value)
 
 
+# A schema that differs and a type of the user's that does not fit are no damage.
+@pytest.mark.parametrize(
+    ("first", "second", "dtypes", "message"),
+    [
+        ("1", "2.5", None, "'a' is float64 in all 30 .* as 2.5, but int64 is expected; write dtypes={'a': 'float64'}"),
+        ("1", '"x"', None, "'a' is str in all 30 .* as 'x', but int64 is expected; write dtypes={'a': 'str'}"),
+        ('{"b": 1}', '{"b": 1.5}', None, "'a.b' is float64 in all 30 .*write dtypes={'a': {'b': 'float64'}}"),
+        ("[1, 2]", "[1, 2.5]", None, r"'a' is \['float64'\] in all 30 .*write dtypes={'a': \['float64'\]}"),
+        ("1", "2", {"a": "str"}, "'a' is int64 in all 30 .*but string is expected; write dtypes={'a': 'int64'}"),
+        ("1", "300", {"a": "int8"}, "'a' is int64 in all 30 .*but int8 is expected; write dtypes={'a': 'int64'}"),
+        ('"2024-01-01"', "2", {"a": "datetime64[s]"}, "'a' is int64 in all 30 .*but timestamp.*dtypes={'a': 'int64'}"),
+    ],
+)
+@pytest.mark.parametrize("columns", [None, ["a"]])
+def test_values_of_another_type_are_an_error_also_when_damage_is_left_out(
+    write, first, second, dtypes, message, columns
+):
+    # Objects without a value, and lines that are no objects, do not matter.
+    paths = [
+        write(f'{{"a": {first}}}\n' * 30, "a.jsonl"),
+        write(f'{{"a": {second}}}\n' * 30 + '{"a": null}\nx\n[]\n', "b.jsonl"),
+    ]
+    skipping = read_json(paths, columns, dtypes=dtypes).with_options(Options(on_error="skip"))
+    with pytest.raises(errors.FileError, match=message) as caught:
+        list(skipping)
+    assert type(caught.value) is errors.FileError
+    assert paths[1] in str(caught.value) or dtypes
+
+
+def test_values_of_several_types_and_single_ones_are_damage(write):
+    paths = [
+        write('{"a": 1, "b": 1}\n' * 30, "a.jsonl"),
+        write('{"a": 1.5}\n{"a": "x"}\n{"a": []}\n', "b.jsonl"),
+        write('{"a": 1.5, "b": 1}\n{"a": 2, "b": "x"}\n', "c.jsonl"),
+        write('{"a": 1.5}\n{"a": null}\nx\n', "d.jsonl"),
+    ]
+    kept = iter(read_json(paths).with_options(Options(on_error="skip")))
+    assert [(int(item["a"]), int(item["b"])) for item in kept] == [(1, 1)] * 30
+    assert kept.stats()["num_skipped"] == 3 + 2 + 3
+
+
 def test_the_advice_of_the_message_works(write):
     path = write('{"a": 1}\n{"a": 2.5, "b": "x"}\n')
     given = list(read_json(path, dtypes={"a": "float64", "b": "str"}, missing={"b": ""}, sample_bytes=9))

@@ -521,6 +521,11 @@ def test_bytes_are_written(tmp_path):
     assert list(read_zarr(tmp_path / "a.zarr")) == given
 
 
+def test_integers_beyond_int64_are_written(tmp_path):
+    Dataset.range(3).map(lambda i: {"x": 2**63 + int(i)}).to_zarr(tmp_path / "a.zarr")
+    assert [int(row["x"]) for row in read_zarr(tmp_path / "a.zarr")] == [2**63, 2**63 + 1, 2**63 + 2]
+
+
 def test_texts_of_numpy_of_several_widths_are_written_whole(tmp_path):
     ds = Dataset.range(8).map(lambda n: {"x": np.array("abcdefgh"[: int(n) + 1])})
     ds.to_zarr(tmp_path / "a.zarr", chunk_rows=4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from daskdist.formats.csv.dialect import (
     sampled,
     without_unequal,
 )
-from daskdist.formats.csv.fields import Fields, InvalidValue, arrow_type, kind_named, with_zone
+from daskdist.formats.csv.fields import ZONED, Fields, InvalidValue, arrow_type, kind_named, with_zone
 from daskdist.formats.sampled import SampledFormat
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.failures import damage
@@ -167,6 +167,8 @@ class Csv(SampledFormat):
                 for row, num_fields, text in unequal
             ]
             table, invalid_values = fields.without_invalid(data)
+            if invalid_values:
+                _refuse_other_type(split, fields, data, table)
             kinds = dict(fields.kinds)
             numbers = _numbers_without([row for row, _, _ in unequal])
             notes += [
@@ -347,6 +349,23 @@ class Csv(SampledFormat):
             guessed = fields.guessed(data, name).removesuffix(" UTC")
             advice = f"dtypes={{{name!r}: {'str' if guessed in (kind, 'bytes') else guessed!r}}}"
         return DamagedFileError(f"{where(invalid.row)}column {name!r}: {_what(invalid, kinds)}; give {advice}")
+
+
+def _refuse_other_type(split: Split, fields: Fields, data: bytes, valid: Any) -> None:
+    # Raise an error if all values of a column have another type, so that none is in the valid rows: that is another
+    # schema, or a wrong type from the user, rather than damage.
+    names = [name for name in valid.column_names if valid.column(name).null_count == valid.num_rows]
+    column_of_other_type = fields.of_other_type(data, names) if names else None
+    if column_of_other_type is None:
+        return
+    first, other, number = column_of_other_type
+    name, kind, other = first.column, dict(fields.kinds)[first.column], other.removesuffix(ZONED)
+    text = (first.value or b"").decode("utf-8", "replace")
+    advice = "str" if other == kind.removesuffix(ZONED) else other
+    raise FileError(
+        f"{split.label}: column {name!r}: its {number} values, such as {text!r:.80}, are {other}, not {kind}; give "
+        f"dtypes={{{name!r}: {advice!r}}}"
+    )
 
 
 def _numbers_without(left_out: list[int]) -> Callable[[int], int]:

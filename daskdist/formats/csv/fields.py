@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -54,7 +54,7 @@ _TIMES: Final = {
 _TEXTS: Final = ("str", "bytes")
 _TRUE: Final = ("true", "True", "TRUE")
 _FALSE: Final = ("false", "False", "FALSE")
-_ZONED: Final = " UTC"
+ZONED: Final = " UTC"
 # The first number that int64 does not have.
 _LONG: Final = 2.0**63
 # A translation of non-ASCII bytes to question marks.
@@ -198,6 +198,32 @@ class Fields:
                 columns[place] = _nulled(columns[place], missing_texts[name][is_kept])
         table = pa.table(columns, names=[name for name, _ in self.kinds])
         return table, [invalid_values[row] for row in sorted(invalid_values)]
+
+    def of_other_type(self, data: bytes, names: Collection[str]) -> tuple[InvalidValue, str, int] | None:
+        """Return the first column whose values are all of another type: its first value, that type, and their number.
+
+        One value may be damaged, so there are at least two. Any value may be text, which is no other type.
+
+        Parameters
+        ----------
+        data
+            Complete rows.
+        names
+            The names of the columns to examine.
+        """
+        kinds = {name: kind for name, kind in self.kinds if name in names and kind not in _TEXTS}
+        if not data or not kinds:
+            return None
+        texts, inferred = self.texts(data), dict(zip(self.names, self.infer(data), strict=True))
+        for name, kind in kinds.items():
+            _, other = inferred[name]
+            num_values = int((~self._missing(texts.column(name))).sum())
+            if num_values < 2 or other in (kind, "null", *_TEXTS):
+                continue
+            _, invalid_values = replace(self, kinds=((name, kind),), required=frozenset()).without_invalid(data)
+            if len(invalid_values) == num_values:
+                return invalid_values[0], other, num_values
+        return None
 
     def guessed(self, data: bytes, name: str) -> str:
         """Return the name of the type that fits all values of a column."""
@@ -459,7 +485,7 @@ def _kind_of(column: Any, *, is_full: bool = False) -> str:
     if types.is_date(kind):
         return "datetime64[D]"
     if types.is_timestamp(kind):
-        return f"datetime64[{kind.unit}]" + (_ZONED if kind.tz else "")
+        return f"datetime64[{kind.unit}]" + (ZONED if kind.tz else "")
     if types.is_time(kind):
         return f"timedelta64[{kind.unit}]"
     return "bytes" if types.is_binary(kind) else "str"
@@ -489,17 +515,17 @@ def arrow_type(kind: str) -> Any:
     """Return the Arrow type of a type's name."""
     import pyarrow as pa
 
-    name = kind.removesuffix(_ZONED)
+    name = kind.removesuffix(ZONED)
     if name in _TIMES:
         maker, _, unit = _TIMES[name].rstrip("]").partition("[")
-        zone = ("UTC",) if kind.endswith(_ZONED) else ()
+        zone = ("UTC",) if kind.endswith(ZONED) else ()
         return getattr(pa, maker)(*((unit,) if unit else ()), *zone)
     return {"str": pa.string(), "bytes": pa.binary()}.get(name) or pa.from_numpy_dtype(np.dtype(name))
 
 
 def with_zone(kind: str, inferred: str) -> str:
     """Return the user's type of a column, with a time zone if its values have one."""
-    return kind + _ZONED if kind.startswith("datetime64") and inferred.endswith(_ZONED) else kind
+    return kind + ZONED if kind.startswith("datetime64") and inferred.endswith(ZONED) else kind
 
 
 # Beginning of the type's name -> a necessary, but not sufficient, pattern of values.

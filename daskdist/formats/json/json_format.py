@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +26,7 @@ from daskdist.formats.json.json_types import (
     check_dtypes,
     common,
     find_invalid,
+    find_other_type,
     has_nulls,
     kind_of,
     refuse_problem,
@@ -306,12 +307,26 @@ class Json(SampledFormat):
                 return f"the field {field.name!r} is {value.get(field.name)!r:.60}, which does not become {field.type}"
         return None
 
+    def _refuse_other_type(self, lines: Sequence[bytes], broken: Collection[int], split: Split) -> None:
+        # Raise an error if all values of a field have another type: that is another schema, or a wrong type from the
+        # user, rather than damage. Other lines than the broken ones are read only as far as they lack the field.
+        schema, _ = self._chosen(_parsed(split.payload.schema))
+        objects = list(_objects_in([lines[number] for number in sorted(broken)]))
+        for field in schema:
+            other_type = find_other_type(objects, field)
+            if other_type is None:
+                continue
+            path, problem = other_type
+            valid = _objects_in(line for number, line in enumerate(lines) if number not in broken)
+            if all(_value_at(value, path) is None for value in valid):
+                raise FileError(f"{split.label}: {problem}")
+
     def _valid_objects(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[Skipped]]:
         # Separate the valid objects from the broken ones.
         import pyarrow as pa
 
         lines = objects.data.split(b"\n")
-        kept, notes = [], []
+        kept, notes, broken = [], [], set[int]()
 
         def read(start: int, stop: int) -> Block:
             return self._block(b"\n".join(lines[start:stop]), split)
@@ -322,8 +337,11 @@ class Json(SampledFormat):
                 where = f"{objects.unit} {number} of {split.label}"
                 reason = None if isinstance(error, DamagedFileError) else self._reason(lines[number], schema, where)
                 notes.append(Skipped(where, reason or str(error)))
+                broken.add(number)
             elif len(block):
                 kept.append(block)
+        if len(broken) > 1:
+            self._refuse_other_type(lines, broken, split)
         return kept, notes
 
 
@@ -378,6 +396,20 @@ def _kind_of_line(line: bytes) -> Kind:
     except (ValueError, RecursionError):
         value = {}
     return kind_of(value if isinstance(value, dict) else {})
+
+
+def _objects_in(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                yield value
+
+
+def _value_at(value: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _likeness(head: bytes) -> str:

@@ -6,8 +6,9 @@ if other numbers of the field are not integers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -210,6 +211,65 @@ def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str
     if types.is_null(kind):
         raise FileError(problem)
     return problem
+
+
+def find_other_type(
+    objects: Sequence[Mapping[str, Any]], field: Any, path: tuple[str, ...] = ()
+) -> tuple[tuple[str, ...], str] | None:
+    """Return the problem of a field whose values, in all objects that have one, are of one other type.
+
+    One value may be damaged, so there are at least two.
+
+    Parameters
+    ----------
+    objects
+        The objects.
+    field
+        The Arrow field that is expected in them.
+    path
+        The names of the fields around it.
+
+    Returns
+    -------
+    path, problem
+        The names of the field with the problem and of those around it, and a message with a remedy. None instead if
+        there is no such problem.
+
+    Raises
+    ------
+    FileError
+        As for `find_invalid`.
+    """
+    import pyarrow as pa
+
+    values = [item for value in objects if (item := value.get(field.name)) is not None]
+    path, expected = (*path, field.name), field.type
+    if len(values) < 2 or pa.types.is_null(expected):
+        return None
+    if pa.types.is_struct(expected) and all(isinstance(value, dict) for value in values):
+        inner = (find_other_type(values, item, path) for item in expected)
+        return next((problem for problem in inner if problem is not None), None)
+    other = reduce(common, map(kind_of, values))
+    if _problem_of(other) is not None or not all(_is_of_other_type(value, expected) for value in values):
+        return None
+    both = common(_kind_of_arrow(expected), other)
+    if _problem_of(both) is None:
+        advice = f"dtypes={_spelled(path, both)}"
+    else:
+        advice = f"dtypes={_spelled(path, other)} if all files are so, or select other columns with columns=[...]"
+    name = _dtype_of(other).strip("'")
+    return path, (
+        f"{_called(path)} is {name} in all {len(values)} records that have it, such as {values[0]!r:.60}, but "
+        f"{expected} is expected; write {advice}"
+    )
+
+
+def _is_of_other_type(value: Any, kind: Any) -> bool:
+    import pyarrow as pa
+
+    # Times are read from text only.
+    is_no_time = pa.types.is_timestamp(kind) and not isinstance(value, str)
+    return is_no_time or find_invalid(value, kind) is not None
 
 
 def _fits(value: Any, value_kind: Kind, kind: Any) -> bool:
