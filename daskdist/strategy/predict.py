@@ -133,23 +133,35 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
 
     def batches() -> Iterator[Any]:
         steps: deque[Any] = deque()
+        failures: list[Exception] = []
         iterator = iter(distributed)
         has_rows = False
         try:
-            for batch in iterator:
+            for step in _called(iterator, lambda batch: strategy.run(predict, args=(batch, *args)), failures):
                 has_rows = True
-                steps.append(strategy.run(predict, args=(batch, *args)))
+                steps.append(step)
                 if len(steps) > _STEPS_AHEAD:
                     yield from _of_replicas(strategy, steps.popleft())
             while steps:
                 yield from _of_replicas(strategy, steps.popleft())
         finally:
             iterator.close()
+        if failures:
+            raise failures.pop()
         if not has_rows:
             of_no_rows[:] = _spec_of_no_rows(strategy, predict, dataset, args)
 
     predictions = Dataset(Predictions(GeneratorFunction(batches, "predict"), of_no_rows)).unbatch()
     return predictions if number == UNKNOWN else predictions.assert_cardinality(number)
+
+
+def _called(batches: Iterator[Any], run: Callable[[Any], Any], failures: list[Exception]) -> Iterator[Any]:
+    # Call a function with each batch. An error ends the steps and is kept, as the steps before it are still to be used.
+    try:
+        for batch in batches:
+            yield run(batch)
+    except Exception as error:
+        failures.append(error)
 
 
 def _spec_of_no_rows(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from conftest import mirrored
@@ -100,6 +102,33 @@ def test_weights_that_are_variables(strategy):
     # Each pass uses the weights at the time of that pass.
     factor.assign(np.float64(2))
     assert [float(x) for x in given_weights] == [0, 2, 4, 6, 8]
+
+
+def fails_at_9(x):
+    if (np.asarray(x) == 9).any():
+        raise ValueError("nine")
+    return x
+
+
+FAILING = {
+    "map": lambda: (Dataset.range(16).map(fails_at_9), abs),
+    "filter": lambda: (Dataset.range(16).filter(lambda x: fails_at_9(x) >= 0), abs),
+    "flat_map": lambda: (Dataset.range(16).flat_map(lambda x: Dataset.from_tensors(fails_at_9(x))), abs),
+    "generator": lambda: (
+        Dataset.from_generator(lambda: map(fails_at_9, range(16)), daskdist.TensorSpec((), "int64")),
+        abs,
+    ),
+    "the function": lambda: (Dataset.range(16), fails_at_9),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_rows_before_one_that_fails_come_first(strategy, case):
+    ds, function = FAILING[case]()
+    predictions = iter(strategy.predict(function, ds.batch(2)))
+    assert [int(x) for x in itertools.islice(predictions, 8)] == list(range(8))
+    with pytest.raises((errors.UserFunctionError, ValueError), match="nine"):
+        next(predictions)
 
 
 def test_text_and_options_of_the_dataset(strategy):
