@@ -104,6 +104,47 @@ def test_weights_that_are_variables(strategy):
     assert [float(x) for x in given_weights] == [0, 2, 4, 6, 8]
 
 
+def shuffled(seed=1):
+    return Dataset.range(8).shuffle(8, seed=seed).batch(4)
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_rows_and_their_predictions_are_of_one_pass(strategy, seed):
+    data = shuffled(seed)
+    predictions, read = strategy.predict(lambda batch: batch, data), data.unbatch()
+    pairs = {
+        "rows": Dataset.zip(predictions, read),
+        "themselves": Dataset.zip(predictions, predictions),
+        "repetitions": Dataset.zip(predictions.repeat(2), read.repeat(2)),
+        "repeated pairs": Dataset.zip(predictions, read).repeat(2),
+        "a pass by its number": Dataset.zip(predictions.at_epoch(3), read.at_epoch(3)),
+        "predictions of predictions": Dataset.zip(strategy.predict(abs, predictions.batch(3)), read),
+        "nested": Dataset.range(2).flat_map(lambda _: Dataset.zip(predictions, read)),
+        "another seed": Dataset.zip(predictions, read).with_options(Options(seed=5)),
+    }
+    for name, ds in pairs.items():
+        for _ in range(2):
+            both = [(int(prediction), int(x)) for prediction, x in ds]
+            assert len(both) >= 8, name
+            assert [prediction for prediction, _ in both] == [x for _, x in both], name
+
+
+def test_passes_are_counted_as_those_of_the_dataset(strategy):
+    passes = [[int(x) for x in shuffled().unbatch().at_epoch(number)] for number in range(5)]
+    data = shuffled()
+    predictions = strategy.predict(lambda batch: batch, data)
+    # Looks do not count.
+    assert [int(x) for x in predictions.head(8)] == passes[0]
+    assert predictions.element_spec.shape == ()
+    assert [[int(x) for x in predictions] for _ in range(2)] == passes[:2]
+    assert [int(x) for x in predictions.at_epoch(4)] == passes[4]
+    assert [int(x) for x in data.unbatch()] == passes[2]
+    iterator, again = iter(predictions), iter(predictions)
+    next(iterator)
+    again.load_state_dict(iterator.state_dict())
+    assert [int(x) for x in again] == passes[3][1:]
+
+
 def fails_at_9(x):
     if (np.asarray(x) == 9).any():
         raise ValueError("nine")
