@@ -356,7 +356,7 @@ class Stream:
     Parameters
     ----------
     start
-        Starts the stream from the beginning.
+        Starts a pass of the stream from its beginning: ``start(epoch)``.
     name
         Its name in plans.
     held
@@ -375,7 +375,7 @@ class Stream:
         Whether another such pass has the same rows without a position, even if ``held`` is made again elsewhere.
     """
 
-    start: Callable[[], ElementStream]
+    start: Callable[[Epoch], ElementStream]
     name: str
     held: Any = None
     begin: Callable[[Sequence[Any], Epoch, bytes | None], Any] | None = None

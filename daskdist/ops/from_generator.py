@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +17,7 @@ from daskdist.core.failing.origin import origin_from
 from daskdist.core.functions.kept_values import keep_as_they_are
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Source
-from daskdist.core.primitive import Primitive, Stream
+from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
@@ -123,7 +122,10 @@ class FromGenerator(Source):
         return UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Stream(partial(Generated, self.generator, self.args, self.signature), self.name)
+        return Stream(self._start, self.name)
+
+    def _start(self, epoch: Epoch) -> Generated:
+        return Generated(self.generator, self.args, self.signature)
 
 
 class Generated:

@@ -13,7 +13,7 @@ from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.dataset_base import DatasetBase, computed_rows, element_spec_of, node_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
-from daskdist.core.node import CountingNode, ExpandingNode, Facts, Node, walk
+from daskdist.core.node import CountingNode, ExpandingNode, Facts, Node, walk, with_each_upstream
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
@@ -223,8 +223,7 @@ def in_pass(node: Node, number: int) -> Node:
     """
     if not any(source.draws for source in walk(node)) or isinstance(node, (Cache, Snapshot)):
         return node
-    if node.inputs:
-        node = node.with_inputs(tuple(in_pass(source, number) for source in node.inputs))
+    node = with_each_upstream(node, lambda source: in_pass(source, number))
     if not isinstance(node, CountingNode) or node.is_seeded:
         return node
     return replace(node, passes=replace(node.passes, start=number + node.passes.start))

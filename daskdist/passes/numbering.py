@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -53,10 +54,20 @@ def begin_pass(*nodes: Node) -> list[Epoch]:
             counter = operation.passes.counter
             if counter not in numbers:
                 numbers[counter] = counter.draw()
-    return [
-        (tuple(numbers[operation.passes.counter] + operation.passes.start for operation in counting(node)),)
-        for node in nodes
-    ]
+    return [_epoch_of(node, numbers) for node in nodes]
+
+
+def epochs_in_pass(contents: Node, epoch: Epoch, nodes: Iterable[Node]) -> list[Epoch]:
+    """Return the epochs of pipelines made from the contents of an operation, in a pass of that operation."""
+    numbers = {
+        operation.passes.counter: operation.passes.of(epoch)[0] - operation.passes.start
+        for operation in counting(contents)
+    }
+    return [_epoch_of(node, numbers, epoch[1:]) for node in nodes]
+
+
+def _epoch_of(node: Node, numbers: Mapping[PassCounter, int], repetitions: tuple[int, ...] = ()) -> Epoch:
+    return (tuple(numbers[part.passes.counter] + part.passes.start for part in counting(node)), *repetitions)
 
 
 def at_pass(node: Node, number: int) -> Node:

@@ -206,7 +206,7 @@ class Served(CountingNode, Source):
         return ShardingPolicy.DATA
 
 
-def _never() -> Any:
+def _never(epoch: Epoch) -> Any:
     raise ArgumentError("the elements of a served dataset are read as rows")
 
 

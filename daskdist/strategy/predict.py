@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -14,15 +14,18 @@ from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.origin import origin_from
-from daskdist.core.node import Facts, Source
-from daskdist.core.primitive import Primitive, Stream
+from daskdist.core.node import Facts, Node, Source, counting, walk
+from daskdist.core.primitive import Epoch, Primitive, Stream
+from daskdist.core.randomness.pass_numbers import PassCounter
 from daskdist.core.spec import ElementSpec, SpecUnknown, known_spec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.ops.from_generator import GeneratorFunction
 from daskdist.ops.with_options import Options
+from daskdist.passes.seed import drawn_seeds
 from daskdist.sharding import AutoShardPolicy
+from daskdist.strategy.input.dataset import iterator_in_pass
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.values.device_arrays import host_nest
 
@@ -64,12 +67,15 @@ class Predictions(Source):
 
     Parameters
     ----------
+    pipeline
+        The dataset of batches that the function is called with.
     generator
-        Returns an iterator over the batches of one pass.
+        Returns an iterator over the predictions for one pass of a pipeline: ``generator(pipeline, epoch)``.
     of_no_rows
         The spec of the predictions for no rows, if a pass had none.
     """
 
+    pipeline: Node = field(repr=False)
     generator: GeneratorFunction = field(repr=False)
     of_no_rows: list[ElementSpec] = field(repr=False)
 
@@ -93,8 +99,20 @@ class Predictions(Source):
     def cardinality(self) -> int:
         return UNKNOWN
 
+    @property
+    def draws(self) -> bool:
+        return any(node.draws for node in walk(self.pipeline))
+
+    @property
+    def contents(self) -> tuple[Node, ...]:
+        return (self.pipeline,)
+
+    def with_contents(self, contents: tuple[Node, ...]) -> Node:
+        (pipeline,) = contents
+        return replace(self, pipeline=pipeline)
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Stream(partial(PredictedBatches, self.generator), self.name)
+        return Stream(partial(PredictedBatches, self.generator, self.pipeline), self.name)
 
 
 class PredictedBatches:
@@ -102,8 +120,8 @@ class PredictedBatches:
 
     element_bytes = None
 
-    def __init__(self, generator: GeneratorFunction) -> None:
-        self._batches = generator.function()
+    def __init__(self, generator: GeneratorFunction, pipeline: Node, epoch: Epoch) -> None:
+        self._batches = generator.function(pipeline, epoch)
         self._structure: Structure | None = None
 
     def __iter__(self) -> Iterator[Leaves]:
@@ -127,29 +145,50 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
         number = dataset.unbatch().cardinality()
     except ArgumentError as error:
         raise ArgumentError(f"predict: elements are not batches ({error}); give dataset.batch(n)") from None
+    node = node_of(dataset)
     distributed = strategy.distribute_dataset(dataset.with_options(_IN_ORDER))
     predict = PredictRows(function)
     of_no_rows: list[ElementSpec] = []
 
-    def batches() -> Iterator[Any]:
+    def batches(pipeline: Node, epoch: Epoch) -> Iterator[Any]:
+        # A pipeline that draws otherwise, as after `at_epoch`, is another dataset.
+        is_same = _draws_of(pipeline) == _draws_of(node)
+        source = distributed if is_same else strategy.distribute_dataset(Dataset(pipeline).with_options(_IN_ORDER))
         steps: deque[Any] = deque()
-        iterator = iter(distributed)
+        failures: list[Exception] = []
+        iterator = iterator_in_pass(source, pipeline, epoch)
         has_rows = False
         try:
-            for batch in iterator:
+            for step in _called(iterator, lambda batch: strategy.run(predict, args=(batch, *args)), failures):
                 has_rows = True
-                steps.append(strategy.run(predict, args=(batch, *args)))
+                steps.append(step)
                 if len(steps) > _STEPS_AHEAD:
                     yield from _of_replicas(strategy, steps.popleft())
             while steps:
                 yield from _of_replicas(strategy, steps.popleft())
         finally:
             iterator.close()
+        if failures:
+            raise failures.pop()
         if not has_rows:
             of_no_rows[:] = _spec_of_no_rows(strategy, predict, dataset, args)
 
-    predictions = Dataset(Predictions(GeneratorFunction(batches, "predict"), of_no_rows)).unbatch()
+    predictions = Dataset(Predictions(node, GeneratorFunction(batches, "predict"), of_no_rows)).unbatch()
     return predictions if number == UNKNOWN else predictions.assert_cardinality(number)
+
+
+def _draws_of(pipeline: Node) -> tuple[list[tuple[PassCounter, int]], list[int]]:
+    # The counters and first passes of random operations, and the seeds that the user did not give.
+    return [(node.passes.counter, node.passes.start) for node in counting(pipeline)], drawn_seeds(pipeline)
+
+
+def _called(batches: Iterator[Any], run: Callable[[Any], Any], failures: list[Exception]) -> Iterator[Any]:
+    # Call a function with each batch. An error ends the steps and is kept, as the steps before it are still to be used.
+    try:
+        for batch in batches:
+            yield run(batch)
+    except Exception as error:
+        failures.append(error)
 
 
 def _spec_of_no_rows(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import pytest
 from conftest import mirrored
 
 import daskdist
-from daskdist import Dataset, Options, TensorSpec
+from daskdist import Dataset, InputOptions, Options, TensorSpec
 from daskdist.errors import StackError, UserFunctionError
 
 NUMBER = TensorSpec((), np.int64)
@@ -175,16 +177,97 @@ def test_an_unreadable_file_is_reported_once(tmp_path, where):
     assert [x for x in actual if x != ERROR] == [[0, 1], [2, 3], [4, 5], [20, 21], [22, 23], [24, 25]]
 
 
-def test_replicas_loops_continue():
+def in_loops(strategy, distributed, number=None, state=None):
+    """Return the elements and errors of each replica's loop; after ``number`` of them, and a state, if it is given."""
+
+    def loop(it):
+        if state is not None:
+            it.load_state_dict(state)
+        if number is None:
+            return repr((taken(it), None))
+        return repr(([taken_one(it) for _ in range(number)], it.state_dict()))
+
+    results = strategy.local_results(strategy.run(loop, args=(distributed,)))
+    return [ast.literal_eval(str(result)) for result in results]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replicas_loops_continue(case):
+    ds, expected = CASES[case]
     strategy = mirrored(1)
-    actual = []
+    assert in_loops(strategy, strategy.distribute_dataset(ds)) == [(expected, None)]
 
-    def loop(ds):
-        it = iter(ds)
-        actual.extend(taken(it))
 
-    strategy.run(loop, args=(strategy.distribute_dataset(CASES["map"][0]),))
-    assert actual == CASES["map"][1]
+UNKNOWN = ["filter", "flat_map", "generator", "unique"]
+
+
+def rows_of_all(replicas):
+    """Return the elements of loops, in which all replicas get each error, as those of an iterator."""
+    return [ERROR if ERROR in parts else [x for part in parts for x in part] for parts in zip(*replicas, strict=True)]
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+@pytest.mark.parametrize("where", [2, 3, pytest.param("cluster", marks=pytest.mark.cluster)])
+def test_all_replicas_loops_get_the_error_of_a_batch_at_its_place(case, where, request):
+    strategy = request.getfixturevalue("on_cluster") if where == "cluster" else mirrored(where)
+    ds, expected = CASES[case]
+    replicas = [elements for elements, _ in in_loops(strategy, strategy.distribute_dataset(ds))]
+    assert rows_of_all(replicas) == expected
+    places = [[number for number, x in enumerate(elements) if x == ERROR] for elements in replicas]
+    assert places == [[number for number, x in enumerate(expected) if x == ERROR]] * len(replicas)
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_position_of_a_loop_after_an_error_skips_the_failed_element(case, num_replicas):
+    strategy, (ds, expected) = mirrored(num_replicas), CASES[case]
+    distributed = strategy.distribute_dataset(ds)
+    for number in range(len(expected) + 1):
+        before = in_loops(strategy, distributed, number)
+        after = in_loops(strategy, distributed, state=before[0][1])
+        replicas = [begin + rest for (begin, _), (rest, _) in zip(before, after, strict=True)]
+        assert rows_of_all(replicas) == expected
+        again = iter(distributed)
+        again.load_state_dict(before[0][1])
+        assert taken(again) == expected[number:]
+
+
+def test_a_position_of_a_loop_after_an_incomplete_step():
+    strategy = mirrored(2)
+    distributed = strategy.distribute_datasets_from_function(
+        lambda _: numbers(9).filter(lambda x: fails_at(3)(x) >= 0).batch(1)
+    )
+    # The error comes in a step in which the second replica has no element before it.
+    expected = [[[0], [2], ERROR, [4], [6], [8]], [[1], [], ERROR, [5], [7], []]]
+    for number in range(7):
+        before = in_loops(strategy, distributed, number)
+        after = in_loops(strategy, distributed, state=before[0][1])
+        assert [begin + rest for (begin, _), (rest, _) in zip(before, after, strict=True)] == expected
+
+
+def test_loops_over_datasets_of_their_own_continue():
+    strategy = mirrored(2)
+
+    def made(context):
+        bad = [3, 5][context.input_pipeline_id]
+        return numbers(8).filter(lambda x: fails_at(bad)(x) >= 0).batch(2)
+
+    distributed = strategy.distribute_datasets_from_function(made, InputOptions(replication_mode="PER_REPLICA"))
+    assert [elements for elements, _ in in_loops(strategy, distributed)] == [
+        [[0, 1], ERROR, [4, 5], [6, 7]],
+        [[0, 1], [2, 3], ERROR, [6, 7]],
+    ]
+
+
+def test_a_loop_over_files_that_are_gone_ends(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"{number}\n")
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(daskdist.read_text(str(tmp_path / "*.txt")).map(int).batch(2))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    for elements, _ in in_loops(strategy, distributed):
+        assert elements == [ERROR] * len(elements) != []
 
 
 @pytest.mark.cluster

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from conftest import mirrored
@@ -100,6 +102,74 @@ def test_weights_that_are_variables(strategy):
     # Each pass uses the weights at the time of that pass.
     factor.assign(np.float64(2))
     assert [float(x) for x in given_weights] == [0, 2, 4, 6, 8]
+
+
+def shuffled(seed=1):
+    return Dataset.range(8).shuffle(8, seed=seed).batch(4)
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_rows_and_their_predictions_are_of_one_pass(strategy, seed):
+    data = shuffled(seed)
+    predictions, read = strategy.predict(lambda batch: batch, data), data.unbatch()
+    pairs = {
+        "rows": Dataset.zip(predictions, read),
+        "themselves": Dataset.zip(predictions, predictions),
+        "repetitions": Dataset.zip(predictions.repeat(2), read.repeat(2)),
+        "repeated pairs": Dataset.zip(predictions, read).repeat(2),
+        "a pass by its number": Dataset.zip(predictions.at_epoch(3), read.at_epoch(3)),
+        "predictions of predictions": Dataset.zip(strategy.predict(abs, predictions.batch(3)), read),
+        "nested": Dataset.range(2).flat_map(lambda _: Dataset.zip(predictions, read)),
+        "another seed": Dataset.zip(predictions, read).with_options(Options(seed=5)),
+    }
+    for name, ds in pairs.items():
+        for _ in range(2):
+            both = [(int(prediction), int(x)) for prediction, x in ds]
+            assert len(both) >= 8, name
+            assert [prediction for prediction, _ in both] == [x for _, x in both], name
+
+
+def test_passes_are_counted_as_those_of_the_dataset(strategy):
+    passes = [[int(x) for x in shuffled().unbatch().at_epoch(number)] for number in range(5)]
+    data = shuffled()
+    predictions = strategy.predict(lambda batch: batch, data)
+    # Looks do not count.
+    assert [int(x) for x in predictions.head(8)] == passes[0]
+    assert predictions.element_spec.shape == ()
+    assert [[int(x) for x in predictions] for _ in range(2)] == passes[:2]
+    assert [int(x) for x in predictions.at_epoch(4)] == passes[4]
+    assert [int(x) for x in data.unbatch()] == passes[2]
+    iterator, again = iter(predictions), iter(predictions)
+    next(iterator)
+    again.load_state_dict(iterator.state_dict())
+    assert [int(x) for x in again] == passes[3][1:]
+
+
+def fails_at_9(x):
+    if (np.asarray(x) == 9).any():
+        raise ValueError("nine")
+    return x
+
+
+FAILING = {
+    "map": lambda: (Dataset.range(16).map(fails_at_9), abs),
+    "filter": lambda: (Dataset.range(16).filter(lambda x: fails_at_9(x) >= 0), abs),
+    "flat_map": lambda: (Dataset.range(16).flat_map(lambda x: Dataset.from_tensors(fails_at_9(x))), abs),
+    "generator": lambda: (
+        Dataset.from_generator(lambda: map(fails_at_9, range(16)), daskdist.TensorSpec((), "int64")),
+        abs,
+    ),
+    "the function": lambda: (Dataset.range(16), fails_at_9),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_rows_before_one_that_fails_come_first(strategy, case):
+    ds, function = FAILING[case]()
+    predictions = iter(strategy.predict(function, ds.batch(2)))
+    assert [int(x) for x in itertools.islice(predictions, 8)] == list(range(8))
+    with pytest.raises((errors.UserFunctionError, ValueError), match="nine"):
+        next(predictions)
 
 
 def test_text_and_options_of_the_dataset(strategy):

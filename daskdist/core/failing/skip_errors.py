@@ -17,6 +17,7 @@ from daskdist.core.primitive import (
     Chain,
     Compute,
     ElementStream,
+    Epoch,
     Fact,
     Primitive,
     Read,
@@ -155,10 +156,10 @@ class SkipErrorsRead:
 class SkipErrorsStart:
     """The start of a stream, which ends when an element fails."""
 
-    start: Callable[[], ElementStream]
+    start: Callable[[Epoch], ElementStream]
 
-    def __call__(self) -> ElementStream:
-        return SkipErrorsElements(self.start())
+    def __call__(self, epoch: Epoch) -> ElementStream:
+        return SkipErrorsElements(self.start(epoch))
 
 
 class SkipErrorsElements:

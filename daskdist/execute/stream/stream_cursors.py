@@ -106,10 +106,11 @@ class StreamCursor(BlockCursor):
         if self._reader is None:
             runtime = self.runtime
             limit_bytes = min(runtime.caller.bundle_bytes, runtime.most_bytes)
+            start = partial(self.stream.start, self.epoch)
             if self._is_nested:
-                self._reader = ElementPuller(self.stream.start, limit_bytes)
+                self._reader = ElementPuller(start, limit_bytes)
                 return self._reader
-            self._reader = ElementReader(self.stream.start, limit_bytes, is_ahead=runtime.caller.num_ahead > 0)
+            self._reader = ElementReader(start, limit_bytes, is_ahead=runtime.caller.num_ahead > 0)
         return self._reader
 
     def _block(self, take: Callable[[], Rows]) -> BlockRef:

@@ -38,7 +38,7 @@ from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import describe_row_order, is_on_devices
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
-from daskdist.passes.numbering import begin_pass, skip_passes_of_call
+from daskdist.passes.numbering import begin_pass, epochs_in_pass, skip_passes_of_call
 from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
@@ -173,6 +173,9 @@ class DistributedDataset:
         return self._feed
 
     def __iter__(self) -> DistributedIterator:
+        return self._iterator(ReplicaFeed.begin_pass)
+
+    def _iterator(self, epochs_of: Callable[[ReplicaFeed], list[Epoch]]) -> DistributedIterator:
         check_in_program("iter")
         feed = self._feed_for_pass()
         backend = internals_of(self._strategy).backend
@@ -181,7 +184,7 @@ class DistributedDataset:
             feed.spec,
             self._known_element_spec,
             feed.reader,
-            feed.begin_pass(),
+            epochs_of(feed),
             options=self._options,
             devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],
             drops_uneven=feed.drops_uneven,
@@ -380,6 +383,11 @@ def feed_for_pass(dataset: DistributedDataset) -> ReplicaFeed:
     Workers that were added or restarted take the places of lost ones.
     """
     return dataset._feed_for_pass()
+
+
+def iterator_in_pass(dataset: DistributedDataset, contents: Node, epoch: Epoch) -> DistributedIterator:
+    """Return an iterator over a pass of the operation that the dataset is the contents of; it takes no number."""
+    return dataset._iterator(lambda feed: epochs_in_pass(contents, epoch, [part.node for part in feed.pipelines]))
 
 
 def plans_of_feed(dataset: DistributedDataset, make: Callable[[], Any]) -> Any:

@@ -350,5 +350,5 @@ class OnWorker(CountingNode, Source):
         return f"dataset_fn on {self.worker}:\n" + "\n".join(f"  {line}" for line in self.known.plan.splitlines())
 
 
-def _nothing_here() -> Any:
+def _nothing_here(epoch: Epoch) -> Any:
     raise ArgumentError("a dataset on a worker can only be read there")

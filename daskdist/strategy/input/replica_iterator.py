@@ -95,7 +95,7 @@ class ReplicaIterator(Iterator[Any]):
         self._number = number
         # The number of the pass within the call.
         self._iteration = 0
-        # The number of steps that were taken in this pass, with those whose elements failed.
+        # The number of steps that were taken in this pass, and of elements that failed in a step or between steps.
         self._num_taken = 0
         # The shared pass, once there is one.
         self._progress = _Progress()
@@ -211,8 +211,9 @@ class ReplicaIterator(Iterator[Any]):
     def _state_part(self) -> StatePart:
         if self._is_closed:
             raise ArgumentError("state_dict: this iterator is closed; take the position of one before it is closed")
-        position = self._readers.position(self._iteration, self._progress.shared_pass, self._num_taken)
-        num_steps = self._readers.num_steps_before(self._iteration) + self._num_taken
+        num_taken = self._num_taken - self._progress.num_errors
+        position = self._readers.position(self._iteration, self._progress, num_taken)
+        num_steps = self._readers.num_steps_before(self._iteration) + num_taken
         return StatePart(self._iteration, num_steps, self._is_over, position)
 
     @synchronized
@@ -293,6 +294,8 @@ class _Progress:
     # The state of a pass, without a reference to its iterator.
     def __init__(self) -> None:
         self.shared_pass: SharedPass | None = None
+        # The number of elements that failed between steps.
+        self.num_errors = 0
 
 
 def _elements(
@@ -312,6 +315,7 @@ def _elements(
     try:
         for part in _timed(parts, times):
             places, rows = part.places, part.rows
+            progress.num_errors += part.is_between_steps
             del part
             is_row = min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1
             if rows is not None and is_row and not isinstance(rows, PartlyFailed):
@@ -456,15 +460,15 @@ class PassReaders:
         """Return the number of steps of a pass that were taken before this call."""
         return self._resumed.num_steps if self._resumed is not None and not iteration else 0
 
-    def position(self, iteration: int, shared_pass: SharedPass | None, num_taken: int) -> tuple[int, list[Any]] | None:
+    def position(self, iteration: int, progress: _Progress, num_taken: int) -> tuple[int, list[Any]] | None:
         """Return the pipeline and its position after some steps of this call; None if another replica returns them."""
         _, lane = self.of_pass(iteration)
         if lane:
             return None
         is_first = self._resumed is not None and not iteration
         number = 0 if is_first and self._resumed.sections else self._plan.number  # type: ignore[union-attr]
-        if shared_pass is not None:
-            return number, shared_pass.position(num_taken)
+        if progress.shared_pass is not None:
+            return number, progress.shared_pass.position(num_taken, progress.num_errors)
         if is_first:
             return number, self._resumed.read_plan.positions[0].as_plain(Synchronous())  # type: ignore[union-attr]
         epoch, (seeds,) = later(self._read_plan.epochs[0], iteration), seeds_of([self._read_plan.pipeline])
