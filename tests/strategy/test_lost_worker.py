@@ -13,8 +13,8 @@ import dask
 import numpy as np
 import pytest
 from conftest import eventually, new_cluster
-from distributed import Client, Status, Worker
-from distributed.worker_state_machine import AcquireReplicasEvent, RemoveReplicasEvent
+from distributed import Client, Event, Status, Worker
+from distributed.worker_state_machine import AcquireReplicasEvent, FreeKeysEvent, RemoveReplicasEvent
 
 import daskdist
 from daskdist import Dataset, errors, waiting
@@ -124,3 +124,24 @@ def test_a_wait_for_paused_workers_says_so(own_client):
         eventually(lambda: all("(this worker is paused" in value for value in own_client.run(messages).values()))
         own_client.run(resume)
         assert strategy.local_results(result) == (0, 1)
+
+
+@pytest.mark.cluster
+def test_a_task_that_a_worker_forgot_is_begun_again_after_a_loss():
+    with new_cluster(3) as client, daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        lost, worker, _ = strategy.workers
+        gate, pids = Event("opens", client=client), client.run(os.getpid)
+        # The worker has one thread, so that the second task waits.
+        first = client.submit(lambda: gate.wait(60), workers=[worker])
+        second = client.submit(lambda x: x + 1, 1, key="forgotten", workers=[worker])
+        eventually(lambda: "forgotten" in client.run(lambda dask_worker: list(dask_worker.state.tasks))[worker])
+
+        def forget(dask_worker):
+            # As Dask does at an unlucky moment of a loss.
+            dask_worker.handle_stimulus(FreeKeysEvent(keys=["forgotten"], stimulus_id="forgets"))
+
+        client.run(forget, workers=[worker])
+        os.kill(pids[lost], signal.SIGKILL)
+        gate.set()
+        assert first.result(timeout=60)
+        assert second.result(timeout=60) == 2

@@ -9,10 +9,11 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from distributed import Client, Scheduler
+from distributed import Client, Scheduler, Worker
 from distributed.comm import Comm, connect
-from distributed.core import Status
+from distributed.core import Status, send_recv
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.pickle import dumps
 
 from daskdist.dashboard.scheduler_plugin import dashboard_of
 from daskdist.execute.callers.cluster_requests import run_on_scheduler
@@ -24,12 +25,14 @@ logger: Final = logging.getLogger("daskdist")
 _NAME: Final = "daskdist-steps"
 # Seconds within which a process that restarts workers accepts a connection.
 _ANSWERS_WITHIN_S: Final = 5.0
+# Seconds after the loss of a worker until tasks that others have forgotten are begun again.
+_FORGOTTEN_AFTER_S: Final = 5.0
 # The schedulers for which the warning was logged.
 _warned: Final[set[str]] = set()
 
 
 class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
-    """A plugin that keeps adaptive scaling from closing strategies' workers, and relays streams.
+    """A plugin that keeps adaptive scaling from closing strategies' workers, relays streams, and mends losses.
 
     Workers that are retired by name are closed nevertheless.
 
@@ -45,6 +48,7 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         # (id of a client, token of its strategy) -> the addresses of the workers.
         self.used: dict[tuple[str, str], Sequence[str]] = {}
         self._scheduler = scheduler
+        self._mending: set[asyncio.Future[None]] = set()
         self.figures = dashboard_of(scheduler)
         scheduler.handlers[RELAY] = self._relay
 
@@ -57,6 +61,42 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         """Show workers that are lost to a strategy on the dashboard."""
         if any(worker in addresses for addresses in self.used.values()):
             self.figures.worker_lost(time.time(), worker)
+            mending = asyncio.ensure_future(self._begin_forgotten_tasks())
+            self._mending.add(mending)
+            mending.add_done_callback(self._mending.discard)
+
+    async def _begin_forgotten_tasks(self) -> None:
+        # Dask's workers forget a task, and the scheduler waits for it without end, if three messages arrive while a
+        # worker fetches the result of the task from the lost one: that one is lost, run the task, and what needed it
+        # is of no use any more.
+        assigned = self._assigned()
+        await asyncio.sleep(_FORGOTTEN_AFTER_S)
+        left = self._assigned()
+        asked = {worker for key, (worker, _) in left.items() if assigned.get(key) == left[key]}
+        known = dict(zip(asked, await asyncio.gather(*map(self._known_tasks, asked)), strict=True))
+        forgotten = {
+            key: "released"
+            for key, (worker, run) in self._assigned().items()
+            if assigned.get(key) == (worker, run) and key not in known.get(worker, (key,))
+        }
+        if forgotten:
+            logger.warning("beginning %d tasks again that a worker has forgotten", len(forgotten))
+            self._scheduler.transitions(forgotten, f"daskdist-forgotten-{time.time()}")
+
+    async def _known_tasks(self, worker: str) -> Collection[Any]:
+        # All tasks count as known if the worker does not answer.
+        try:
+            async with asyncio.timeout(_ANSWERS_WITHIN_S):
+                comm = await connect(worker, **self._scheduler.connection_args)
+                answer = await send_recv(comm, op="run", function=dumps(_tasks_of), close=True)
+            return answer["result"]  # type: ignore[no-any-return]
+        except (OSError, KeyError):
+            return self._assigned()
+
+    def _assigned(self) -> dict[Any, tuple[str, int]]:
+        # Return the worker of each task that is to be run, and the number of the run.
+        workers = self._scheduler.workers.values()
+        return {task.key: (worker.address, task.run_id) for worker in workers for task in worker.processing}
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget the strategies of a program that has disconnected."""
@@ -83,6 +123,10 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             other.abort()
             await asyncio.gather(*ends, return_exceptions=True)
         return Status.dont_reply
+
+
+def _tasks_of(dask_worker: Worker) -> list[Any]:
+    return list(dask_worker.state.tasks)
 
 
 async def _pass_on(source: Comm, target: Comm) -> None:
