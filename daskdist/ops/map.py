@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Final
@@ -23,7 +22,7 @@ from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Node, SpecFromCalls, walk
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.randomness.seed import SeedsInCall
-from daskdist.core.spec import ElementSpec, TensorSpec, learned_spec, without_empty_axes
+from daskdist.core.spec import ElementSpec, learned_spec
 from daskdist.core.structure import LONE, Structure
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.errors import ArgumentError, UserFunctionError
@@ -63,7 +62,9 @@ class Map(SpecFromCalls):
     may_have_ragged_rows = False
 
     def learn_spec(self) -> ElementSpec:
-        return _learned_spec(self._tried, self.function, self.source.spec)
+        spec = self.source.spec
+        numbers = numbers_in(self.function.function)
+        return learned_spec(lambda unknown, value: self._tried(spec, unknown, value), numbers, spec)
 
     def _tried(self, spec: ElementSpec, unknown: int, value: float | None) -> ElementSpec:
         if not self.vectorized:
@@ -171,33 +172,8 @@ def spec_after(function: UserFunction, spec: ElementSpec) -> ElementSpec:
     SpecUnknown
         The spec depends on real elements.
     """
-    return _learned_spec(partial(_tried, function), function, spec)
-
-
-def _learned_spec(
-    try_one: Callable[[ElementSpec, int, float | None], ElementSpec], function: UserFunction, spec: ElementSpec
-) -> ElementSpec:
-    # Return the spec of a function's results; `try_one` returns that of one result, for the spec of the arguments.
-    learned = learned_spec(partial(try_one, spec), numbers_in(function.function), spec)
-    longer = without_empty_axes(spec)
-    if longer == spec:
-        return learned
-    # An axis of length 0 may be that of an argument, or the result of a selection. It is that of an argument if it
-    # becomes longer with it.
-    with suppress(UserFunctionError), np.errstate(all="ignore"):
-        results = [try_one(spec, 2, 1), try_one(longer, 2, 1), try_one(longer, 3, 2)]
-        if all(result.structure == learned.structure for result in results):
-            leaves = zip(learned.leaves, *(result.leaves for result in results), strict=True)
-            return learned.with_leaves([_with_empty_axes(leaf, tried) for leaf, *tried in leaves])
-    return learned
-
-
-def _with_empty_axes(leaf: TensorSpec, results: Sequence[TensorSpec]) -> TensorSpec:
-    shapes = [result.shape or () for result in results]
-    if not leaf.shape or any(len(shape) != len(leaf.shape) for shape in shapes):
-        return leaf
-    lengths = zip(leaf.shape, *shapes, strict=True)
-    return replace(leaf, shape=tuple(0 if tried == [0, 2, 3] else length for length, *tried in lengths))
+    numbers = numbers_in(function.function)
+    return learned_spec(lambda unknown, value: _tried(function, spec, unknown, value), numbers, spec)
 
 
 def _tried(function: UserFunction, spec: ElementSpec, unknown: int, value: float | None) -> ElementSpec:

@@ -187,28 +187,6 @@ def test_specs_of_many_functions_are_right():
     assert number > 150
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes"),
-    [
-        (lambda x, n, words: {"x": x, "n": n}, {"x": (0, 3), "n": (4,)}),
-        (lambda x, n, words: (x * 2, x.T, x.sum(0), x.sum(1)), ((0, 3), (3, 0), (3,), (0,))),
-        (lambda x, n, words: (np.concatenate([x, np.ones((2, 3))]), x.ravel()), ((2, 3), (None,))),
-        # Other elements may have values that are selected.
-        (lambda x, n, words: (n[n > 9], x[:, n[:3] > 9], words), ((None,), (0, None), ())),
-        (lambda x, n, words: (len(x), n[: len(x)], np.zeros(int(n[0]) // 10**6)), ((), (0,), (None,))),
-        # It fails for arrays with rows.
-        (lambda x, n, words: x.reshape(0, 3), (None, 3)),
-    ],
-)
-@pytest.mark.parametrize("vectorized", [None, False])
-def test_axes_of_length_0_of_the_arguments_are_known(function, shapes, vectorized):
-    ds = Dataset.from_tensor_slices((np.zeros((5, 0, 3)), np.arange(20).reshape(5, 4), np.array(list("abcde"))))
-    ds = ds.map(function, vectorized=vectorized)
-    leaves, structure = Structure.of(ds.element_spec)
-    assert structure.pack([leaf.shape for leaf in leaves]) == shapes
-    check(ds.element_spec, ds, "axes of length 0")
-
-
 @pytest.mark.parametrize("num_replicas", [1, 3])
 def test_specs_of_distributed_datasets_are_right(num_replicas):
     strategy = MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)])
