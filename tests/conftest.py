@@ -31,6 +31,7 @@ from started import Started
 
 import daskdist
 from daskdist.core.finalizer import Finalizer
+from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.transfer import gather_on_device
 from daskdist.strategy.replica.contract import internals_of
 
@@ -249,6 +250,11 @@ def new_cluster(num_workers: int = 2, num_threads: int = 1, **options: Any) -> I
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+def running_workers(client: Client) -> set[str]:
+    """Return the addresses of the workers that can take part; those that have just connected are not ready."""
+    return {address for address, its in workers_of(client).items() if its["status"] == "running"}
 
 
 def never_restart_workers(client: Client) -> None:

@@ -16,12 +16,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import eventually
+from conftest import eventually, running_workers
 from distributed import Client, LocalCluster, WorkerPlugin
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.outbox import Outbox
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.recovery import worker_recovery
@@ -42,7 +41,7 @@ class KillableWorkers:
     def wait(self) -> Client:
         """Return a client of three workers."""
         until = time.monotonic() + 5
-        while self.client is not None and len(workers_of(self.client)) < 3:
+        while self.client is not None and len(running_workers(self.client)) < 3:
             if time.monotonic() > until:
                 self.close()
             time.sleep(0.1)
@@ -279,7 +278,7 @@ def test_steps_that_changed_values_of_a_lost_replica_fail(killable_workers, stra
             kill(strategy, 0)
             if waits:
                 # The next step that is made finds the loss.
-                eventually(lambda: len(workers_of(killable_workers.client)) == 2)
+                eventually(lambda: len(running_workers(killable_workers.client)) == 2)
     assert len(lengths) == 100 - num_failed
     assert num_failed <= 1
     for length in lengths:
@@ -323,7 +322,7 @@ def test_restarted_workers_take_part_in_the_next_pass(strategy, killable_workers
     with strategy.scope():
         seen = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
     strategy.run(lambda: seen.assign_add(3))
-    eventually(lambda: len(workers_of(killable_workers.client)) == 3)
+    eventually(lambda: len(running_workers(killable_workers.client)) == 3)
     rows = [strategy.local_results(batch) for batch in steps]
     assert strategy.num_replicas_in_sync == 3
     assert {len(parts) for parts in rows} == {3}
@@ -353,7 +352,7 @@ def test_a_pass_over_datasets_of_a_function_after_another_began_with_a_restarted
     batches = iter(steps)
     first, before = rows_of([next(batches)]), set(strategy.workers)
     kill(strategy, 0)
-    eventually(lambda: len(workers_of(killable_workers.client).keys() - before) == 1)
+    eventually(lambda: len(running_workers(killable_workers.client) - before) == 1)
     assert sorted(rows_of(steps)) == list(range(600))
     if is_generator:
         with pytest.raises(errors.ClusterError, match=r"lost with their workers, .*from_generator may not give"):

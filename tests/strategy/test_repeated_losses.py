@@ -9,12 +9,12 @@ import signal
 import dask
 import numpy as np
 import pytest
-from conftest import eventually, never_restart_workers, new_cluster
+from conftest import eventually, never_restart_workers, new_cluster, running_workers
 from distributed import Event, get_worker
 from distributed.scheduler import KilledWorker
 
 from daskdist import Dataset, MultiWorkerMirroredStrategy, Variable, errors, function
-from daskdist.execute.callers.submit import Submit, workers_of
+from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -39,7 +39,7 @@ def client():
 
 @pytest.fixture
 def strategy(client):
-    eventually(lambda: len(workers_of(client)) == 3)
+    eventually(lambda: len(running_workers(client)) == 3)
     with MultiWorkerMirroredStrategy(client) as opened:
         yield opened
 
@@ -179,7 +179,7 @@ def test_any_number_of_workers_outlives_a_step_that_ends_each(num_workers, tmp_p
         ended = {path.name for path in tmp_path.iterdir()} - {str(pid) for pid in own_client.run(os.getpid).values()}
         assert len(strategy.workers) == 1
         assert len(ended) >= num_workers - 1
-        eventually(lambda: len(workers_of(own_client)) == num_workers)
+        eventually(lambda: len(running_workers(own_client)) == num_workers)
         train(BAD)
         assert len(strategy.workers) == num_workers
         assert int(total) == len(rows)

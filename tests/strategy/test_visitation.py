@@ -8,12 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from conftest import eventually, mirrored, new_cluster
+from conftest import eventually, mirrored, new_cluster, running_workers
 from distributed import Client
 
 import daskdist
 from daskdist import Dataset, Options, TensorSpec, errors
-from daskdist.execute.callers.submit import workers_of
 from daskdist.testing import Fault, verify_visitation
 from daskdist.testing.visitation import row_keys
 
@@ -86,7 +85,7 @@ def slow_keys(batch):
 @pytest.mark.cluster
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_row_is_visited_once_though_a_worker_is_killed(own_client, loop):
-    eventually(lambda: len(workers_of(own_client)) == 2, 60)
+    eventually(lambda: len(running_workers(own_client)) == 2, 60)
     before, begun_at = own_client.run(process), time.monotonic()
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
         killed = strategy.replicas[0].worker
@@ -110,7 +109,7 @@ class Harmless(Fault):
 @pytest.mark.cluster
 @pytest.mark.parametrize("loop", LOOPS)
 def test_faults_that_do_not_come_are_reported(own_client, loop):
-    eventually(lambda: len(workers_of(own_client)) == 2, 60)
+    eventually(lambda: len(running_workers(own_client)) == 2, 60)
     before = own_client.run(process)
     chaos = [Fault("kill", 99), Harmless("kill", 2), Harmless("pause", 3, worker=1)]
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
@@ -130,7 +129,7 @@ def test_faults_that_do_not_come_are_reported(own_client, loop):
 
 @pytest.mark.cluster
 def test_the_rows_of_both_replicas_are_visited_though_one_is_lost_at_the_beginning(own_client):
-    eventually(lambda: len(workers_of(own_client)) == 2, 60)
+    eventually(lambda: len(running_workers(own_client)) == 2, 60)
     # Each replica reads all rows.
     dataset = Dataset.range(400).batch(40).with_options(Options(auto_shard_policy="OFF"))
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
@@ -142,7 +141,7 @@ def test_the_rows_of_both_replicas_are_visited_though_one_is_lost_at_the_beginni
 @pytest.mark.cluster
 @pytest.mark.parametrize("loop", LOOPS)
 def test_workers_that_are_paused_and_slowed_are_waited_for(own_client, loop):
-    eventually(lambda: len(workers_of(own_client)) == 2, 60)
+    eventually(lambda: len(running_workers(own_client)) == 2, 60)
     dataset = Dataset.range(2_000).map(np.abs).shuffle(100).batch(40)
     chaos = [Fault("pause", 10, worker=0, seconds=0.5), Fault("slow", 15, worker=1, seconds=1)]
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
