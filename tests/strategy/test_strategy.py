@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 import time
 import weakref
 from collections import namedtuple
@@ -498,14 +499,20 @@ def test_an_error_leaves_nothing_on_the_cluster(client, parquet_files):
 
 
 def test_a_loop_left_half_way_leaves_no_threads(parquet_files):
-    before = threads_of_passes()
+    before, used = threads_of_passes(), []
+
+    def noted(x):
+        used.append(threading.current_thread().name)
+        return slowly(x)
+
     # Reading takes some time, so that it goes on when the loop is left.
-    ds = read_parquet(parquet_files(30, files=4, row_group=5), "id").map(slowly).shuffle(20).batch(6).prefetch(2)
+    ds = read_parquet(parquet_files(30, files=4, row_group=5), "id").map(noted).shuffle(20).batch(6).prefetch(2)
     for strategy in (mirrored(1), mirrored(2)):
         part_of_a_loop(strategy, ds, 3, look)
         iterator = iter(strategy.distribute_dataset(ds))
         next(iterator)
-        assert threads_of_passes() - before
+        assert "daskdist" in used
+        used.clear()
         del iterator
         deadline = time.monotonic() + 5
         while threads_of_passes() - before and time.monotonic() < deadline:
