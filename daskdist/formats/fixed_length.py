@@ -128,11 +128,9 @@ class FixedLength:
             whole = RecordRange(version, 0, 0, compression)
             return [Split(f"{path} decompressed", whole, None, version.num_bytes, file, path)]
         body = version.num_bytes - around
+        self._check(body, path)
         step = max(in_bytes("split-bytes") // self.record_bytes, 1)
-        number = max(body, 0) // self.record_bytes
-        if not number and body:
-            return [Split(path, RecordRange(version, 0, 0), None, version.num_bytes, file, path)]
-        # If there is a rest after the last record, reading any of these is an error, unless damage is left out.
+        number = body // self.record_bytes
         return [
             Split(
                 f"{path} records {start} to {min(start + step, number)}",
@@ -148,11 +146,13 @@ class FixedLength:
     def read(self, split: Split) -> Block:
         if isinstance(split.payload, ByteRange):
             return self._block(split, self._ranges.read(split).data)
-        return self._block_of_range(split, is_lenient=False)
+        block = self._block(split, self._body(split))
+        block.origin = origin_from(split.path, split.payload.start, len(block))
+        return block
 
     def read_valid_rows(self, split: Split) -> Block:
         if not isinstance(split.payload, ByteRange):
-            return self._block_of_range(split, is_lenient=True)
+            return self.read(split)
         piece = self._ranges.read(split, is_lenient=True)
         block = self._block(split, piece.data)
         if piece.broken is not None and not piece.is_after:
@@ -163,39 +163,30 @@ class FixedLength:
     def _ranges(self) -> ByteRanges:
         return ByteRanges(FixedLengthRecords(self.record_bytes), self.storage, self.compression)
 
-    def _block_of_range(self, split: Split, *, is_lenient: bool) -> Block:
+    def _body(self, split: Split) -> bytes:
         rows: RecordRange = split.payload
-        size, num_bytes = self.record_bytes, rows.version.num_bytes
+        path, size = rows.version.path, self.record_bytes
         self.storage.check_unchanged(rows.version, split.label)
-        if rows.compression is not None:
-            with self.storage.open(rows.version.path) as file, damage(split.label):
-                data = decompressed(file, rows.compression).read()
-            num_bytes = len(data)
-        problem = self._problem(num_bytes, split.label if rows.compression else rows.version.path)
-        if problem is not None and not is_lenient:
-            raise DamagedFileError(problem)
-        number = max(num_bytes - self.header_bytes - self.footer_bytes, 0) // size
-        start, stop = (rows.start, rows.stop) if rows.compression is None else (0, number)
-        begin, end = self.header_bytes + start * size, self.header_bytes + stop * size
-        data = data[begin:end] if rows.compression else self.storage.read(rows.version.path, begin, end)
-        if len(data) != end - begin:
-            raise DamagedFileError(
-                f"{split.label}: {counted(len(data), 'byte')}, but {end - begin} are expected: cut short"
-            )
-        block = self._block(split, data)
-        block.origin = origin_from(split.path, start, len(block))
-        if problem is not None and stop == number:
-            block.skipped = (Skipped(f"the end of {split.label}", problem),)
-        return block
+        if rows.compression is None:
+            start, stop = self.header_bytes + rows.start * size, self.header_bytes + rows.stop * size
+            data = self.storage.read(path, start, stop)
+            if len(data) != stop - start:
+                raise DamagedFileError(
+                    f"{split.label}: {counted(len(data), 'byte')}, but {stop - start} are expected: cut short"
+                )
+            return data
+        with self.storage.open(path) as file, damage(split.label):
+            data = decompressed(file, rows.compression).read()
+        self._check(len(data) - self.header_bytes - self.footer_bytes, split.label)
+        return data[self.header_bytes : len(data) - self.footer_bytes]
 
-    def _problem(self, num_bytes: int, where: str) -> str | None:
-        body = num_bytes - self.header_bytes - self.footer_bytes
+    def _check(self, body: int, where: str) -> None:
         if body >= 0 and body % self.record_bytes == 0:
-            return None
-        return (
-            f"{where}: without its header of {self.header_bytes} and its footer of {self.footer_bytes} bytes it has "
-            f"{body}, which is not a multiple of the record size {self.record_bytes}; it is truncated, or "
-            "record_bytes, header_bytes or footer_bytes is wrong"
+            return
+        around = f"without its header of {self.header_bytes} and its footer of {self.footer_bytes} bytes it has {body}"
+        raise DamagedFileError(
+            f"{where}: {around}, which is not a multiple of the record size {self.record_bytes}; "
+            "it is truncated, or record_bytes, header_bytes or footer_bytes is wrong"
         )
 
     def _columns(self, data: bytes) -> tuple[list[Any], Structure]:

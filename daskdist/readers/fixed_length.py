@@ -58,8 +58,7 @@ def read_fixed_length(
     Notes
     -----
     Numbers in the other byte order are converted to this machine's. A compressed file with a header or a footer is read
-    as a whole. With ``Options(on_error="skip")``, of a file that does not consist of complete records only the rest
-    after the last complete one is left out.
+    as a whole.
     """
     storage = Storage(storage_options)
     form = FixedLength(record_bytes, dtype, header_bytes, footer_bytes, compression_of(compression), storage)

@@ -137,32 +137,6 @@ def test_files_that_are_no_whole_number_of_records(path, content, options, numbe
         list(ds)
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-@pytest.mark.parametrize("split_bytes", [1, 8, 1000])
-@pytest.mark.parametrize(
-    ("content", "options", "records"),
-    [
-        (b"abcdefgh", (3,), [b"abc", b"def"]),
-        (b"HHabcdefghFF", (4, 2, 1), [b"abcd", b"efgh"]),
-        (b"HHabcdefghFF", (5, 2, 2), [b"abcde"]),
-        # Without its end, the last bytes are taken for the footer.
-        (b"HHabcdefg", (4, 2, 2), [b"abcd"]),
-        (b"ab", (4,), []),
-        (b"HH", (4, 4), []),
-        (b"", (4, 2), []),
-    ],
-)
-def test_only_the_rest_after_complete_records_is_left_out(path, content, options, records, split_bytes, compress):
-    Path(path).write_bytes(compress(content))
-    with dask.config.set({"daskdist.split-bytes": split_bytes}):
-        ds = data.FixedLengthRecordDataset(path, *options, compression_type=None if compress is bytes else "GZIP")
-        with pytest.raises(errors.DamagedFileError, match=r"a\.bin.*(a record has \d|not a multiple of)"):
-            list(ds)
-        skipping = iter(ds.ignore_errors())
-        assert records_of(skipping) == records
-        assert skipping.stats()["skipped_by_file"] == {path: 1}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
