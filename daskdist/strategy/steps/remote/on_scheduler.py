@@ -32,9 +32,9 @@ _warned: Final[set[str]] = set()
 
 
 class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
-    """A plugin that keeps adaptive scaling from closing strategies' workers, relays streams, and mends losses.
+    """A plugin that keeps adaptive scaling from closing strategies' workers, and relays streams.
 
-    Workers that are retired by name are closed nevertheless.
+    Workers that are retired by name are closed nevertheless. After a loss, it begins tasks again that others forgot.
 
     Parameters
     ----------
@@ -48,6 +48,7 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         # (id of a client, token of its strategy) -> the addresses of the workers.
         self.used: dict[tuple[str, str], Sequence[str]] = {}
         self._scheduler = scheduler
+        # The checks for forgotten tasks that are under way; asyncio itself does not keep them.
         self._mending: set[asyncio.Future[None]] = set()
         self.figures = dashboard_of(scheduler)
         scheduler.handlers[RELAY] = self._relay
@@ -58,7 +59,7 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         return [worker for worker in workers if worker.address not in used]
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Show workers that are lost to a strategy on the dashboard."""
+        """Show a lost worker of a strategy on the dashboard, and begin tasks again that others have forgotten."""
         if any(worker in addresses for addresses in self.used.values()):
             self.figures.worker_lost(time.time(), worker)
             mending = asyncio.ensure_future(self._begin_forgotten_tasks())
@@ -88,7 +89,10 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 comm = await connect(worker, **self._scheduler.connection_args)
-                answer = await send_recv(comm, op="run", function=dumps(_tasks_of), close=True)
+                try:
+                    answer = await send_recv(comm, op="run", function=dumps(_tasks_of), close=True)
+                finally:
+                    comm.abort()
             return answer["result"]  # type: ignore[no-any-return]
         except (OSError, KeyError):
             return self._assigned()
