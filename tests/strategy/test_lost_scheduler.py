@@ -335,12 +335,13 @@ def test_passes_over_datasets_that_may_differ_end_with_an_error(started):
     ):
         datasets = [strategy.distribute_datasets_from_function(dataset_fn) for dataset_fn in reasons]
         begun = list(map(iter, datasets))
-        under_way = [strategy.run(np.asarray, args=(next(batches),)) for batches in begun]
+        steps = [strategy.run(np.asarray, args=(next(batches),)) for batches in begun]
+        # A call that is not over cannot be made again, and its error would be raised in a later pass.
+        list(map(strategy.local_results, steps))
         restart.begin()
         for batches, reason in zip(begun, reasons.values(), strict=True):
             with pytest.raises(ClusterError, match=f"lost with their workers, .*{reason}"):
                 [rows_of(strategy, batch) for batch in batches]
-        del under_way
         for distributed in datasets:
             seen = [row for batch in distributed for row in rows_of(strategy, batch)]
             assert sorted(seen) == sorted([*range(40), *range(40)])

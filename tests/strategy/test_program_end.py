@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 
 import programs
 import psutil
@@ -133,9 +135,12 @@ def ended(name, folder):
     path = folder / "program.py"
     path.write_text(HEAD + "".join(f"    {line}\n" for line in PROGRAMS[name][0].splitlines()))
     printed = path.with_suffix(".err")
-    with open(printed, "w") as file:
+    # Dask warns of a slow disk, and clusters that share a directory remove each other's. This one is in memory.
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with open(printed, "w") as file, tempfile.TemporaryDirectory(dir=memory) as scratch:
+        environment = {**programs.FORKED_WORKERS, "DASK_TEMPORARY_DIRECTORY": scratch}
         # A separate process group, as these programs interrupt their whole group.
-        options = {"start_new_session": True, "cwd": folder, "env": programs.FORKED_WORKERS, "timeout": 100}
+        options = {"start_new_session": True, "cwd": folder, "env": environment, "timeout": 100}
         done = programs.run(path, stdout=file, stderr=file, **options)
     return done.returncode, printed.read_text()
 

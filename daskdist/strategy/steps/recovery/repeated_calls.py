@@ -25,9 +25,9 @@ logger: Final = logging.getLogger("daskdist")
 # The number of losses that one counts for if Dask ended the worker because its memory was full: the next worker may
 # have no more memory.
 _FOR_MEMORY: Final = 2
-# Seconds that a call which is made again is the only one under way, if it takes as long. A busy worker reports late
-# that a call is over, and the call would be blamed for a loss meanwhile.
-_ALONE_S: Final = 10.0
+# Seconds that a call which is made again is the only one under way, if it takes as long: its data may have to be read
+# again first. A busy worker reports late that a call is over, and the call would be blamed for a loss meanwhile.
+_ALONE_S: Final = 60.0
 
 
 class RepeatedCalls:
