@@ -29,7 +29,7 @@ from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or
 from daskdist.core.block import Rows, writable_element
 from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import DatasetBase, node_of
-from daskdist.core.failing.failed_elements import is_of_element
+from daskdist.core.failing.failed_element import is_of_element
 from daskdist.core.functions.kept_values import kept
 from daskdist.core.functions.user_function import UserFunction, code_of
 from daskdist.core.node import Node, elements_wanted, upstream, walk, warn_if_empty
@@ -1059,8 +1059,13 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         itself proves: a wrong checksum or framing, or a value that cannot be parsed (`errors.DamagedFileError`). Other
         reasons why a file cannot be read are errors all the same: a server that refuses, a missing permission, a file
         that is gone or was changed, another schema, or ``dtypes`` that do not fit: a column whose values all have
-        another type. A generator that raises ends. After `batch`, only the failing elements are left out, before
-        batches are filled; TensorFlow leaves out the whole batch.
+        another type. A generator that raises ends.
+
+        Elements that fail are left out here, and before upstream operations that group elements, such as `batch`, so
+        that batches are full; TensorFlow leaves out the whole batch. Everywhere else a failed element holds its place:
+        `zip` leaves out the whole pair, and `enumerate`, `skip`, `take`, `shard`, `split` and `shuffle` count it, so
+        that no count depends on whether a function raised. If nobody can tell how many elements a damaged file lacks,
+        `zip` with it is an error.
 
         >>> [float(x) for x in Dataset.range(4).map(lambda x: 1 // int(x)).ignore_errors()]
         [1.0, 0.0, 0.0]
@@ -1521,7 +1526,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         Notes
         -----
         A pass that ends early keeps nothing; the files of a killed pass are removed by a pass over the directory more
-        than a day later. The order is kept too: shuffle afterwards for another order in each pass.
+        than a day later. The order is kept too: shuffle afterwards for another order in each pass. Memory keeps an
+        element that failed as any other; a pass with one leaves no files.
 
         >>> ds = Dataset.range(3).shuffle(3).cache()
         >>> list(ds) == list(ds)

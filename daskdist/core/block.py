@@ -1,21 +1,23 @@
 """Rows in memory: columnar blocks, batches that are slices of a block, and bundles, which are lists.
 
-The three have the same methods; a row of any of them is an element.
+They have the same methods; a row of any of them is an element. Some elements may have failed, see `PartlyFailed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from daskdist.core.cardinality import counted
-from daskdist.core.columns import dtype_of, shape_of, stacked
+from daskdist.core.columns import agree, stack, stacked, with_empty_alike
+from daskdist.core.failing.failed_element import FailedElement
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.ragged import Ragged, concat, unchecked_ragged
-from daskdist.core.structure import LONE, ONE_KIND, Leaves, Nested, Structure, as_array
+from daskdist.core.structure import LONE, Leaves, Structure, as_array
 from daskdist.errors import StackError
 
 
@@ -39,6 +41,9 @@ class Block:
     """
 
     __slots__ = ("__weakref__", "label", "leaves", "origin", "skipped", "structure")
+    # Whether some or all elements failed; see `PartlyFailed`.
+    has_failed: bool = False
+    is_all_failed: bool = False
 
     def __init__(
         self,
@@ -74,6 +79,14 @@ class Block:
     def item(self, index: int) -> Leaves:
         """Return the leaves of one element."""
         return tuple([as_array(leaf[index]) for leaf in self.leaves])
+
+    def raw(self, index: int) -> Any:
+        """Return the leaves of one element, or its `FailedElement` if it failed."""
+        return self.item(index)
+
+    def failed_at(self, index: int) -> FailedElement | None:
+        """Return an element if it failed, else None."""
+        return None
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """Return the elements from ``start`` to ``stop``, in order."""
@@ -126,6 +139,12 @@ class Bundle:
     """Elements whose shapes may differ, such as the chunks that one task builds: a tuple of leaves for each."""
 
     __slots__ = ("__weakref__", "_items", "label", "skipped", "structure")
+    has_failed: bool = False
+
+    @property
+    def is_all_failed(self) -> bool:
+        """Return whether every element failed, so that their structure is unknown."""
+        return False
 
     def __init__(
         self, structure: Structure, items: Sequence[Leaves], label: str = "", *, is_exclusive: bool = False
@@ -152,6 +171,14 @@ class Bundle:
         """Return the leaves of one element."""
         return self._items[index]
 
+    def raw(self, index: int) -> Any:
+        """Return the leaves of one element, or its `FailedElement` if it failed."""
+        return self.item(index)
+
+    def failed_at(self, index: int) -> FailedElement | None:
+        """Return an element if it failed, else None."""
+        return None
+
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """Return the elements from ``start`` to ``stop``, in order."""
         return map(self.structure.pack, self._items[start:stop])
@@ -171,6 +198,90 @@ class Bundle:
         return f"<Bundle of {counted(len(self), 'element')}{' from ' + self.label if self.label else ''}>"
 
 
+class PartlyFailed(Bundle):
+    """Elements some of which failed; accessing a failed one raises its error.
+
+    Parameters
+    ----------
+    good
+        The elements that did not fail, in order.
+    failed
+        The others, by their place among all.
+    """
+
+    __slots__ = ("_places", "failed", "good")
+    has_failed = True
+
+    def __init__(self, good: Any, failed: Mapping[int, FailedElement]) -> None:
+        super().__init__(good.structure, [], good.label)
+        self.good = good
+        self.failed = failed
+        self._places = sorted(failed)
+        self.skipped = good.skipped
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _partly_failed, (self.good, dict(self.failed), self.skipped)
+
+    def __len__(self) -> int:
+        return len(self.good) + len(self.failed)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.good.nbytes)
+
+    @property
+    def is_all_failed(self) -> bool:
+        return not len(self.good)
+
+    def item(self, index: int) -> Leaves:
+        """Return the leaves of one element; raise its error if it failed."""
+        item = self.raw(index)
+        if isinstance(item, FailedElement):
+            raise item.again()
+        return tuple(item)
+
+    def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Return the elements from ``start`` to ``stop``, in order, up to the first failed one."""
+        return (self.structure.pack(self.item(k)) for k in range(*slice(start, stop).indices(len(self))))
+
+    def raw(self, index: int) -> Any:
+        """Return the leaves of one element, or its `FailedElement`."""
+        failed = self.failed.get(index)
+        return self.good.item(self._number(index)) if failed is None else failed
+
+    def _number(self, index: int) -> int:
+        # Return the number of an element among those that did not fail, or would have there.
+        return index - bisect_left(self._places, index)
+
+    def take(self, rows: Any) -> Any:
+        """Return the elements at some indices, in that order."""
+        failed, numbers = {}, []
+        for place, index in enumerate(rows):
+            if (item := self.failed.get(index)) is None:
+                numbers.append(self._number(index))
+            else:
+                failed[place] = item
+        good = self.good.take(np.array(numbers, np.intp))
+        return PartlyFailed(good, failed) if failed else good
+
+    def slice(self, start: int, stop: int) -> Any:
+        """Return elements ``start`` to ``stop``."""
+        first, last = bisect_left(self._places, start), bisect_left(self._places, stop)
+        good = self.good.slice(start - first, stop - last)
+        return (
+            PartlyFailed(good, {k - start: self.failed[k] for k in self._places[first:last]}) if last > first else good
+        )
+
+    def failed_at(self, index: int) -> FailedElement | None:
+        """Return an element if it failed, else None."""
+        return self.failed.get(index)
+
+    def where(self, index: int) -> str:
+        """Return the name of one element for messages."""
+        failed = self.failed.get(index)
+        return self.good.where(self._number(index)) if failed is None else failed.where
+
+
 class Batches:
     """Chunks that are slices of the same arrays, as gathering creates them, with one array for each leaf.
 
@@ -186,6 +297,7 @@ class Batches:
     """
 
     __slots__ = ("__weakref__", "_cuts", "bounds", "inners", "rows", "skipped")
+    is_all_failed = False
 
     def __init__(
         self, rows: Block | Bundle, bounds: Sequence[int], inners: tuple[tuple[int, ...], ...] | None = None
@@ -211,6 +323,22 @@ class Batches:
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether some elements of the chunks failed."""
+        return self.rows.has_failed
+
+    def raw(self, index: int) -> Any:
+        """Return the leaves of one chunk, or its `FailedElement` if one of its elements failed."""
+        return self.failed_at(index) or self.item(index)
+
+    def failed_at(self, index: int) -> FailedElement | None:
+        """Return the first element of a chunk that failed; None if none did."""
+        if not self.has_failed:
+            return None
+        places = range(self.bounds[index], self.bounds[index + 1])
+        return next(filter(None, map(self.rows.failed_at, places)), None)
 
     @property
     def nbytes(self) -> int:
@@ -305,6 +433,12 @@ def _bundle(structure: Structure, items: Sequence[Leaves], label: str, skipped: 
     return bundle_of_items
 
 
+def _partly_failed(good: Any, failed: dict[int, FailedElement], skipped: tuple[Skipped, ...]) -> PartlyFailed:
+    rows = PartlyFailed(good, failed)
+    rows.skipped = skipped
+    return rows
+
+
 def _batches(
     rows: Block | Bundle,
     bounds: Sequence[int],
@@ -333,8 +467,12 @@ def join(parts: Sequence[Rows], structure: Structure) -> Rows:
     if first and len(cuts) == len(parts) and all((c.bounds, c.inners) == (first.bounds, first.inners) for c in cuts):
         rows = Block(nest, [leaf for cut in cuts for leaf in cut.rows.leaves], label)  # type: ignore[union-attr]
         return Batches(rows, first.bounds, first.inners)
-    items = [tuple(leaf for part in parts for leaf in part.item(index)) for index in range(len(parts[0]))]
-    return Bundle(nest, items, label)
+    items: list[Any] = []
+    for index in range(len(parts[0])):
+        # An element fails if one of its parts has failed.
+        failed = next(filter(None, [part.failed_at(index) for part in parts]), None)
+        items.append(failed or tuple(leaf for part in parts for leaf in part.item(index)))
+    return bundle(nest, items, label)
 
 
 def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
@@ -345,8 +483,24 @@ def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
     blocks = [part for part in parts if isinstance(part, Block)]
     if len(blocks) == len(parts) and all(map(blocks[0].is_like, blocks)):
         return blocks[0] if len(blocks) == 1 else Block.concat(blocks, blocks[0].label)
-    items = [part.item(index) for part in parts for index in range(len(part))]
+    items = [part.raw(index) for part in parts for index in range(len(part))]
+    if any(part.has_failed for part in parts):
+        return bundle(structure_of(parts), items, parts[0].label)
     return from_items(parts[0].structure, items, parts[0].label, Origin(parts[0].label, is_exact=False))
+
+
+def bundle(structure: Structure, items: Sequence[Any], label: str = "", *, is_exclusive: bool = False) -> Bundle:
+    """Return elements as a bundle; some may have failed."""
+    failed = {place: item for place, item in enumerate(items) if type(item) is FailedElement}
+    if failed:
+        items = [item for item in items if type(item) is not FailedElement]
+    good = Bundle(structure, items, label, is_exclusive=is_exclusive)
+    return PartlyFailed(good, failed) if failed else good
+
+
+def structure_of(parts: Sequence[Rows]) -> Structure:
+    """Return the structure of the elements, by the first part with an element that did not fail."""
+    return next((part for part in parts if not part.is_all_failed), parts[0]).structure
 
 
 def without_rows(like: Leaves) -> Leaves:
@@ -424,90 +578,6 @@ def from_items(
 
 def _in_one(column: Sequence[Any]) -> Any:
     # Return the leaves of elements as one array, `Ragged` if they differ in length only; None if they differ more.
-    if _agree(column):
+    if agree(column):
         return stacked(column)
-    return Ragged.of(column) if _agree(column, but_for_length=True) else None
-
-
-def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Leaves:
-    """Return the leaves of one chunk: the leaves of its elements stacked along a new axis 0.
-
-    Raises
-    ------
-    StackError
-        The elements' shapes or dtypes differ.
-    """
-    leaves: list[Any] = []
-    for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
-        if _are_ragged(column):
-            # Ragged even if all have the same length, as in TensorFlow.
-            leaves.append(Ragged.of(column, column[0].row_splits.dtype))
-            continue
-        if _agree(column):
-            leaves.append(stacked(column))
-            continue
-        alike = with_empty_alike(column)
-        if not _agree(alike):
-            kinds = dict.fromkeys(map(_kind, column))
-            where = f" of {label}" if label else ""
-            raise StackError(
-                f"elements{where} do not stack to a batch or window, their leaf {path or '(the element)'} occurs as "
-                f"{', '.join(list(kinds)[:4])}. {_advice(column)}"
-            )
-        leaves.append(stacked(alike))
-    return tuple(leaves)
-
-
-def _advice(column: Sequence[Any]) -> str:
-    if not all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in column):
-        return "Give them one kind first with map(...)"
-    if len({leaf.dtype for leaf in column}) > 1:
-        return (
-            "Give them one dtype first, such as with map(lambda x: x.astype(np.float32)); the datasets that a function "
-            "of flat_map or interleave returns, and the results of a function of map, need one dtype too"
-        )
-    if len({leaf.ndim for leaf in column}) > 1:
-        return "Give them one number of axes first with map(...)"
-    return "Give them one shape first with map(...), or use padded_batch or ragged_batch"
-
-
-def _are_ragged(column: Sequence[Any]) -> bool:
-    first = column[0]
-    return isinstance(first, Ragged) and all(
-        isinstance(leaf, Ragged) and leaf.dtype == first.dtype and leaf.ndim == first.ndim for leaf in column
-    )
-
-
-def _kind(leaf: Any) -> str:
-    if isinstance(leaf, Nested):
-        return "a dataset"
-    return f"{leaf.dtype}{list(leaf.shape)}"
-
-
-def with_empty_alike(column: Sequence[Any]) -> Sequence[Any]:
-    """Return the leaves of elements, where empty arrays of floats have the dtype of the others, if these have only one.
-
-    NumPy makes an empty list an array of floats, so that it may differ from lists of other numbers or of text.
-
-    >>> with_empty_alike([np.array([]), np.array([1, 2])])
-    [array([], dtype=int64), array([1, 2])]
-    """
-    if not set(map(type, column)) <= {np.ndarray} or len(set(map(dtype_of, column))) == 1:
-        return column
-    is_open = [not leaf.size and leaf.dtype.kind == "f" for leaf in column]
-    dtypes = {leaf.dtype for leaf, may_differ in zip(column, is_open, strict=True) if not may_differ}
-    if len(dtypes) != 1:
-        return column
-    (dtype,) = dtypes
-    return [leaf.astype(dtype) if may_differ else leaf for leaf, may_differ in zip(column, is_open, strict=True)]
-
-
-def _agree(column: Sequence[Any], *, but_for_length: bool = False) -> bool:
-    if not all(issubclass(kind, (np.ndarray, np.generic)) for kind in set(map(type, column))):
-        return False
-    inner = 1 if but_for_length else 0
-    shapes, dtypes = set(map(shape_of, column)), set(map(dtype_of, column))
-    if min(map(len, shapes)) < inner or len({(len(shape), shape[inner:]) for shape in shapes}) > 1:
-        return False
-    # Text of different widths differs in dtype, but can be stacked; bytes would become text.
-    return len(dtypes) == 1 or {dtype.kind for dtype in dtypes} in ONE_KIND
+    return Ragged.of(column) if agree(column, but_for_length=True) else None

@@ -1,4 +1,4 @@
-"""Conversion of single values to columns, with a fast path for plain values of one type.
+"""Conversion of single values to columns, with a fast path for plain values of one type, and stacking of leaves.
 
 Results of functions that are called for each row are arrays, NumPy scalars, Python numbers and text. If all values of
 a leaf have one of these types, one call makes an array of them. Anything else is converted value by value.
@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.array_pool import NUMBERS
-from daskdist.core.ragged import unchecked_ragged
-from daskdist.core.structure import TEXT, Structure
+from daskdist.core.ragged import Ragged, unchecked_ragged
+from daskdist.core.structure import ONE_KIND, TEXT, Leaves, Nested, Structure
 from daskdist.core.to_numpy import native
+from daskdist.errors import StackError
 
 _SCALARS: Final = frozenset(
     {np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
@@ -177,3 +178,88 @@ def _integers(values: Sequence[int], narrow: bool) -> Any:
     # Separately converted, a number that does not fit would be wider than the others.
     fits = _INT32.min <= min(values) and max(values) <= _INT32.max
     return np.array(values, np.int32) if fits else None
+
+
+def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Leaves:
+    """Return the leaves of one chunk: the leaves of its elements stacked along a new axis 0.
+
+    Raises
+    ------
+    StackError
+        The elements' shapes or dtypes differ.
+    """
+    leaves: list[Any] = []
+    for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
+        if _are_ragged(column):
+            # Ragged even if all have the same length, as in TensorFlow.
+            leaves.append(Ragged.of(column, column[0].row_splits.dtype))
+            continue
+        if agree(column):
+            leaves.append(stacked(column))
+            continue
+        alike = with_empty_alike(column)
+        if not agree(alike):
+            kinds = dict.fromkeys(map(_kind, column))
+            where = f" of {label}" if label else ""
+            raise StackError(
+                f"elements{where} do not stack to a batch or window, their leaf {path or '(the element)'} occurs as "
+                f"{', '.join(list(kinds)[:4])}. {_advice(column)}"
+            )
+        leaves.append(stacked(alike))
+    return tuple(leaves)
+
+
+def _advice(column: Sequence[Any]) -> str:
+    if not all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in column):
+        return "Give them one kind first with map(...)"
+    if len({leaf.dtype for leaf in column}) > 1:
+        return (
+            "Give them one dtype first, such as with map(lambda x: x.astype(np.float32)); the datasets that a function "
+            "of flat_map or interleave returns, and the results of a function of map, need one dtype too"
+        )
+    if len({leaf.ndim for leaf in column}) > 1:
+        return "Give them one number of axes first with map(...)"
+    return "Give them one shape first with map(...), or use padded_batch or ragged_batch"
+
+
+def _are_ragged(column: Sequence[Any]) -> bool:
+    first = column[0]
+    return isinstance(first, Ragged) and all(
+        isinstance(leaf, Ragged) and leaf.dtype == first.dtype and leaf.ndim == first.ndim for leaf in column
+    )
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, Nested):
+        return "a dataset"
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def with_empty_alike(column: Sequence[Any]) -> Sequence[Any]:
+    """Return the leaves of elements, where empty arrays of floats have the dtype of the others, if these have only one.
+
+    NumPy makes an empty list an array of floats, so that it may differ from lists of other numbers or of text.
+
+    >>> with_empty_alike([np.array([]), np.array([1, 2])])
+    [array([], dtype=int64), array([1, 2])]
+    """
+    if not set(map(type, column)) <= {np.ndarray} or len(set(map(dtype_of, column))) == 1:
+        return column
+    is_open = [not leaf.size and leaf.dtype.kind == "f" for leaf in column]
+    dtypes = {leaf.dtype for leaf, may_differ in zip(column, is_open, strict=True) if not may_differ}
+    if len(dtypes) != 1:
+        return column
+    (dtype,) = dtypes
+    return [leaf.astype(dtype) if may_differ else leaf for leaf, may_differ in zip(column, is_open, strict=True)]
+
+
+def agree(column: Sequence[Any], *, but_for_length: bool = False) -> bool:
+    """Return whether the leaves of elements can be one array; ``but_for_length`` if they may differ along axis 0."""
+    if not all(issubclass(kind, (np.ndarray, np.generic)) for kind in set(map(type, column))):
+        return False
+    inner = 1 if but_for_length else 0
+    shapes, dtypes = set(map(shape_of, column)), set(map(dtype_of, column))
+    if min(map(len, shapes)) < inner or len({(len(shape), shape[inner:]) for shape in shapes}) > 1:
+        return False
+    # Text of different widths differs in dtype, but can be stacked; bytes would become text.
+    return len(dtypes) == 1 or {dtype.kind for dtype in dtypes} in ONE_KIND

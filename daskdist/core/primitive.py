@@ -26,6 +26,25 @@ class NotReady(Exception):  # noqa: N818 - a signal, as StopIteration is
     """A signal that a cursor would have to wait for a row count; its state is unchanged, and pull can be repeated."""
 
 
+class FailedRun(Exception):  # noqa: N818 - a signal, as StopIteration is
+    """A signal that an element failed, and so has no fact, or no stream of its own.
+
+    Cursors of arrangements pass it on: the element takes the place of their next one.
+
+    Parameters
+    ----------
+    run
+        The element.
+    error
+        Its error, if it did not fail before a position from which the stream continues, or there is none.
+    """
+
+    def __init__(self, run: Run, error: Exception | None = None) -> None:
+        super().__init__("an element failed")
+        self.run = run
+        self.error = error
+
+
 class Cursor(Protocol):
     """A position in a stream of elements."""
 
@@ -61,15 +80,6 @@ class SkippingUnread(SkippingByArithmetic, Protocol):
     @property
     def skips_unread(self) -> bool:
         """True if nothing needs to see the elements that are skipped, and their number is known."""
-        ...
-
-
-@runtime_checkable
-class NotingPosition(Protocol):
-    """A cursor whose later elements depend on the earlier ones, or which knows it of its input."""
-
-    def note_num_passed(self, num_elements: int, /) -> None:
-        """Note that the position is after this many elements, though more may have been pulled."""
         ...
 
 
@@ -117,8 +127,21 @@ class Context(Protocol):
         """
         ...
 
-    def open(self, key: Any) -> Opener:
-        """Return a function that opens the primitive from the arrangement's `primitive_of` for ``key``."""
+    def open(self, key: Any, element: str | None = None) -> Opener:
+        """Return a function that opens the primitive from the arrangement's `primitive_of` for ``key``.
+
+        Parameters
+        ----------
+        key
+            Identifies the primitive.
+        element
+            The name of the element whose stream it is; None if it is not of one.
+
+        Raises
+        ------
+        FailedRun
+            The stream of an element cannot be made.
+        """
         ...
 
     def recall(self, make: Callable[[], Any]) -> Any:
@@ -272,7 +295,7 @@ class Read:
     in_order
         Whether blocks come in the order of the splits; otherwise in the order in which they finish.
     lenient
-        The replacement if unreadable data is left out, which records that data. None if whole splits are left out.
+        The replacement if unreadable data is left out, in which only damaged parts fail. None if whole splits do.
     kept_for
         An object that lives as long as its data, if that is in memory already, as payloads of the splits or values of
         the ``graph``; then the data can be sent once and kept for later passes. None otherwise.
@@ -284,6 +307,8 @@ class Read:
         Whether the payload of each split is a tuple of splits of a row each, which ``function`` reads in any groups.
     is_shuffled
         Whether rows of a split are needed far from each other, so that those of one call are few of many splits.
+    is_paired
+        Whether its elements are joined with others by their numbers, so that these have to be known.
     """
 
     splits: Splits
@@ -300,6 +325,7 @@ class Read:
     may_be_large: bool = False
     is_of_rows: bool = False
     is_shuffled: bool = False
+    is_paired: bool = False
     grouped = 0
 
 
@@ -488,9 +514,10 @@ class Fact:
     name
         The name of its tasks.
     makes_rows
-        Whether the function returns ``(rows, fact)``: any number of other elements, and a fact about them.
+        Whether the function returns ``(rows, numbers)``: any number of other elements for each, and how many.
     is_strict
-        Whether its failure raises even if failing elements are left out, for example because it writes the elements.
+        Whether its failure ends the pass, for example because it writes the elements; it is called for those that
+        failed, too.
     is_of_pass
         Whether the fact is of use in its own pass only. In a pass that was resumed, calls before the position have
         None.
@@ -528,7 +555,7 @@ class Arrange:
     on_stacked
         Does the same for an input whose batches are stacked already; None if it keeps or creates batches.
     lenient
-        The replacement of ``arrangement`` if elements that fail are left out; None if only the inputs can fail.
+        The replacement of ``arrangement`` if elements that fail are left out; None if it opens no other streams.
     """
 
     inputs: tuple[Primitive, ...]

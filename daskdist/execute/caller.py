@@ -24,9 +24,11 @@ from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from daskdist.core.block import Rows
-from daskdist.core.failing.failed_elements import FailedElement, failed_of, raw_item
+from daskdist.core.failing.failed_element import FAILED
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Read, Split
+from daskdist.core.structure import Nested
+from daskdist.errors import StackError
 from daskdist.execute.task_times import TaskTimes
 
 Handle = Any
@@ -50,8 +52,6 @@ class Report:
         The size in memory.
     skipped
         Elements that were left out while the block was computed.
-    failed
-        The elements that failed, each with its place.
     seconds
         The time that computing the elements took, if it was measured and is known to this process.
     """
@@ -59,7 +59,6 @@ class Report:
     num_rows: int
     nbytes: int
     skipped: tuple[Skipped, ...] = ()
-    failed: tuple[tuple[int, FailedElement], ...] = ()
     seconds: float | None = None
 
 
@@ -82,16 +81,27 @@ class Timed:
 
 def report_of(rows: Rows) -> Report:
     """Return the report on a block."""
-    return Report(len(rows), rows.nbytes, rows.skipped, failed_of(rows), _SECONDS.get(rows))
+    return Report(len(rows), rows.nbytes, rows.skipped, _SECONDS.get(rows))
 
 
 def lengths_of(blocks: Sequence[Rows]) -> tuple[int, ...]:
-    """Return for each element of a block the length of its longest leaf along axis 0, or 1 if it has no leaf."""
+    """Return for each element of a block the length of its longest leaf along axis 0, or 1 if it has no leaf.
+
+    That of an element which failed is `FAILED`.
+    """
     (rows,) = blocks
-    items = (raw_item(rows, index) for index in range(len(rows)))
-    # A failed element counts as one row: its error is raised when it would be handed out.
-    shapes = ([()] if isinstance(item, FailedElement) else [leaf.shape for leaf in item] for item in items)
-    return tuple(max((shape[0] if shape else 1 for shape in leaf_shapes), default=1) for leaf_shapes in shapes)
+    return tuple([_length_of(rows, index) for index in range(len(rows))])
+
+
+def _length_of(rows: Rows, index: int) -> int:
+    if rows.failed_at(index) is not None:
+        return FAILED
+    try:
+        shapes = [() if isinstance(leaf, Nested) else leaf.shape for leaf in rows.item(index)]
+    except StackError:
+        # A batch that is a view of its block is stacked here.
+        return FAILED
+    return max((shape[0] if shape else 1 for shape in shapes), default=1)
 
 
 class Caller(Protocol):

@@ -21,6 +21,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError
 from daskdist.storage.compression import SUFFIXES
+from daskdist.storage.failures import DamagedPart
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 
@@ -128,8 +129,8 @@ class ChoosesColumns(Protocol):
 class ReadsValidRows(Protocol):
     """A format with units smaller than a split that can be damaged independently."""
 
-    def read_valid_rows(self, split: Split) -> Block | Bundle:
-        """Read the valid rows of a split, and list each unit that is left out in ``skipped``.
+    def read_valid_rows(self, split: Split) -> tuple[Block | Bundle, list[DamagedPart]]:
+        """Return the valid rows of a split, and its damaged parts.
 
         Raises
         ------

@@ -14,7 +14,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
 from daskdist.core.cardinality import counted
-from daskdist.core.failing.origin import Skipped, origin_from
+from daskdist.core.failing.origin import origin_from
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
@@ -22,7 +22,7 @@ from daskdist.core.to_numpy import native
 from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.storage.byte_ranges import BrokenRecord, ByteRange, ByteRanges
 from daskdist.storage.compression import decompressed, has_suffix
-from daskdist.storage.failures import damage
+from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.byte_rows import objects_at
@@ -150,14 +150,12 @@ class FixedLength:
         block.origin = origin_from(split.path, split.payload.start, len(block))
         return block
 
-    def read_valid_rows(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
         if not isinstance(split.payload, ByteRange):
-            return self.read(split)
+            return self.read(split), []
         piece = self._ranges.read(split, is_lenient=True)
         block = self._block(split, piece.data)
-        if piece.broken is not None and not piece.is_after:
-            block.skipped = (Skipped(split.label, piece.broken),)
-        return block
+        return block, piece.with_rest([], len(block), split)
 
     @property
     def _ranges(self) -> ByteRanges:

@@ -17,14 +17,13 @@ from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import counted
-from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.bisection import first_invalid, valid_parts
 from daskdist.formats.parquet_filters import clauses_of, filtered, may_hold
 from daskdist.formats.table_files import TableFiles, converted
-from daskdist.storage.failures import damage
+from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version, is_remote
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
@@ -116,8 +115,8 @@ class Parquet(TableFiles):
     def read(self, split: Split) -> Block:
         return self._block(self._table(split), split)
 
-    def read_valid_rows(self, split: Split) -> Block:
-        table, kept, notes = self._table(split), list[Block](), list[Skipped]()
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
+        table, kept, damaged = self._table(split), list[Block](), list[DamagedPart]()
 
         def read(start: int, stop: int) -> Block:
             return self._block(_rows_of(table, start, stop), split)
@@ -126,14 +125,13 @@ class Parquet(TableFiles):
             if error is None:
                 kept.append(block)
                 continue
-            notes.append(Skipped(f"row {row} of {split.label}", str(error)))
-            if len(notes) > _MOST_LEFT_OUT:
+            damaged.append(DamagedPart(row, f"row {row} of {split.label}", str(error)))
+            if len(damaged) > _MOST_LEFT_OUT:
                 raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows are invalid") from shown_cause(
                     error
                 )
         block = Block.concat(kept, split.label) if kept else self._block(table.slice(0, 0), split)
-        block.skipped = tuple(notes)
-        return block
+        return block, damaged
 
     def _block(self, table: Any, split: Split) -> Block:
         with damage(split.label):

@@ -23,13 +23,14 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.config import in_bytes
-from daskdist.core.block import Block, Rows, merge
-from daskdist.core.failing.origin import Origin, SelectedOrigins, Skipped, origin_from
+from daskdist.core.block import Block, Rows, from_items
+from daskdist.core.failing.origin import Origin, SelectedOrigins, origin_from
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import FIXED_SIZE_KINDS, LONE, Structure
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
+from daskdist.storage.failures import DamagedPart
 from daskdist.storage.first_file import FirstFile, differs_from_first
 from daskdist.tables.columns import Columns
 
@@ -253,8 +254,8 @@ class RangeReader(ABC):
         block.origin = origin_from(split.path, split.payload.start, len(block))
         return block
 
-    def read_valid_rows(self, split: Split) -> Block:
-        """Read the valid rows; the rows between two ends of chunks are left out together."""
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
+        """Return the valid rows, and the damaged ones: those between two ends of chunks together."""
         part, path = split.payload, split.path or ""
         arrays: StoredArrays = part.arrays
         ends = {
@@ -266,7 +267,7 @@ class RangeReader(ABC):
         }
         kept: list[Block] = []
         numbers: list[int] = []
-        notes: list[Skipped] = []
+        damaged: list[DamagedPart] = []
         for start, stop in pairwise([part.start, *sorted(ends), part.stop]):
             label = rows_label(path, start, stop)
             try:
@@ -275,11 +276,10 @@ class RangeReader(ABC):
             except DamagedFileError as error:
                 if not kept and stop == part.stop:
                     raise
-                notes.append(Skipped(label, str(error)))
+                damaged.append(DamagedPart(start - part.start, label, str(error), stop - start))
         block = Block.concat(kept, split.label) if len(kept) > 1 else kept[0]
         block.origin = SelectedOrigins([Origin(path)], numbers)
-        block.skipped = tuple(notes)
-        return block
+        return block, damaged
 
 
 def chosen(asked: Any, names: Sequence[str], path: str, first: FirstFile | None, kind: str = "array") -> Columns:
@@ -430,7 +430,9 @@ def columns_of(rows: Rows) -> list[Any]:
     ArgumentError
         Their shapes or dtypes differ, so that they cannot form an array.
     """
-    whole = rows if isinstance(rows, Block) else merge([rows], rows)
+    whole: Rows = rows
+    if not isinstance(rows, Block):
+        whole = from_items(rows.structure, [rows.item(index) for index in range(len(rows))], rows.label)
     if not isinstance(whole, Block):
         reason = "their shapes or dtypes differ" if len(whole) else "there are none, and so no shape"
         raise ArgumentError(f"elements of {rows.label or 'this data'} cannot form arrays: {reason}")

@@ -13,13 +13,13 @@ from typing import Any, AnyStr, Final
 import numpy as np
 
 from daskdist.core.block import Block
-from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT
 from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.storage.byte_ranges import GROWTH, ByteRanges, RangeRecords
 from daskdist.storage.compression import has_suffix
+from daskdist.storage.failures import DamagedPart
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 
@@ -99,18 +99,16 @@ class Text:
             ) from None
         return self._block(split, lines_of(text))
 
-    def read_valid_rows(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
         piece = self._ranges.read(split, is_lenient=True)
-        notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
         kept: list[Any] = []
-        for line in lines_of(self._unmarked(piece)):
+        damaged: list[DamagedPart] = []
+        for number, line in enumerate(lines_of(self._unmarked(piece))):
             try:
                 kept.append(line if self.encoding is None else line.decode(self.encoding))
             except UnicodeDecodeError as error:
-                notes.append(Skipped(f"the line {line!r:.80} of {split.label}", str(error)))
-        block = self._block(split, kept)
-        block.skipped = tuple(notes)
-        return block
+                damaged.append(DamagedPart(number, f"the line {line!r:.80} of {split.label}", str(error)))
+        return self._block(split, kept), piece.with_rest(damaged, len(kept), split)
 
     @property
     def _ranges(self) -> ByteRanges:

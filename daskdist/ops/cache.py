@@ -9,7 +9,7 @@ from typing import Any
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import CountingNode, Facts, Transformation, counting, walk
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.randomness.pass_numbers import ResumedPasses, part_of, with_part
 from daskdist.core.selection.runs import Run
 
@@ -110,7 +110,7 @@ class CacheRows:
 
 @dataclass
 class CacheCursor:
-    """A pass that is stored when it is complete, if it began at the start and no pull failed; or a stored one again."""
+    """A pass that is stored when it is complete, if it began at the start; or a stored one again."""
 
     source: Cursor | None
     kept: CachedElements
@@ -132,13 +132,6 @@ class CacheCursor:
                     stored.stay()
                 if self.key not in self.kept.runs:
                     self.kept.parts[self.key], self.kept.runs[self.key] = self.part, self.runs
-            raise
-        except NotReady:
-            raise
-        except BaseException:
-            # What failed may be there in the next pass.
-            self.is_whole = False
-            self.runs.clear()
             raise
         if self.is_whole:
             run.keep()

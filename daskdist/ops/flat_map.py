@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
 from daskdist.ops.interleave import InterleaveRows
@@ -33,5 +33,6 @@ class FlatMap(Expansion):
             expand = ExpandRows(function)
             return Compute(source, expand, self.name, factor=None, costly=self.function, may_be_large=True)
         elements = Fact(gathered(source), elements_of, f"{self.name}-elements")
-        rows, lenient = InterleaveRows(1, None, function), InterleaveRows(1, None, function, skips_errors=True)
+        rows = InterleaveRows(1, None, function)
+        lenient = replace(rows, leaves_out_failed=True)
         return Arrange((elements,), rows, grouped=0, name=self.name, lenient=lenient)

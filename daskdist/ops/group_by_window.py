@@ -178,7 +178,7 @@ class ReduceWindows:
     make: MakeDataset
     spec: ElementSpec | None
 
-    def __call__(self, batches: Batches) -> Block | Bundle:
+    def __call__(self, batches: Batches) -> Rows:
         parts: list[Rows] = []
         for index in range(len(batches)):
             rows = batches.rows.slice(batches.bounds[index], batches.bounds[index + 1])
@@ -189,7 +189,7 @@ class ReduceWindows:
                 key = np.int64(KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0)))  # type: ignore[misc]
             where = partial(_where, key, rows)
             reduced = self.reduce_function.dataset(key, self._last(rows, words), where=where)
-            parts += self.reduce_function.of_one_structure(parts[-1:], rows_of(reduced, self.reduce_function), where)
+            parts += self.reduce_function.of_one_structure(parts, rows_of(reduced, self.reduce_function), where)
         return merge(parts, batches)
 
     def _last(self, rows: Block | Bundle, words: Any) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from daskdist.core.failing.skip_errors import cardinality_with_skips, skip_errors
+from daskdist.core.failing.leaving_out import cardinality_without_failed, without_failed
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Primitive, gathered
+from daskdist.core.primitive import Primitive
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +18,7 @@ class IgnoreErrors(Transformation):
 
     @property
     def cardinality(self) -> int:
-        return cardinality_with_skips(self.source)
+        return cardinality_without_failed(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return skip_errors(gathered(inputs[0]))
+        return without_failed(inputs[0])

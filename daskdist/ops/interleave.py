@@ -11,7 +11,7 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.dataset_base import primitive_of
-from daskdist.core.failing.skip_errors import left_out, skip_errors
+from daskdist.core.failing.leaving_out import without_failed
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -25,7 +25,6 @@ from daskdist.core.primitive import (
     gathered,
 )
 from daskdist.core.selection.runs import Run, RunQueue, concat
-from daskdist.errors import DamagedFileError, FileError
 from daskdist.ops.nested import ExpandRows, Expansion, NestedFunction, elements_of
 
 # The number of elements to return together, first and later, their bytes, and the datasets to open for them.
@@ -60,7 +59,8 @@ class Interleave(Expansion):
         else:
             source = Fact(calls, elements_of, f"{self.name}-elements")
             rows = InterleaveRows(self.cycle_length, self.block_length, function)
-        return Arrange((source,), rows, grouped=0, name=self.name, lenient=replace(rows, skips_errors=True))
+        lenient = replace(rows, leaves_out_failed=True)
+        return Arrange((source,), rows, grouped=0, name=self.name, lenient=lenient)
 
 
 @dataclass(frozen=True)
@@ -76,28 +76,22 @@ class InterleaveRows:
     function
         Returns the dataset of an element in the input's facts; None if the input has the elements of the datasets, and
         its facts are their numbers of elements.
-    skips_errors
-        Whether elements that fail in the datasets, and datasets that cannot be made, are left out.
+    leaves_out_failed
+        Whether elements that fail in the datasets are left out.
     """
 
     cycle_length: int
     block_length: int | None
     function: NestedFunction | None
-    skips_errors: bool = False
+    leaves_out_failed: bool = False
 
     def primitive_of(self, key: tuple[Any, str]) -> Primitive:
         """Return the primitive of an element's dataset, by the element and its place."""
         element, where = key
         if self.function is None:
             raise TypeError("the input already has the elements of the datasets")
-        if not self.skips_errors:
-            return gathered(primitive_of(self.function.dataset(element, where=lambda: where)))
-        try:
-            return skip_errors(gathered(primitive_of(self.function.dataset(element, where=lambda: where))))
-        except Exception as error:
-            if isinstance(error, FileError) and not isinstance(error, DamagedFileError):
-                raise
-            return left_out(where, error, self.function.operation)
+        primitive = gathered(primitive_of(self.function.dataset(element, where=lambda: where)))
+        return without_failed(primitive) if self.leaves_out_failed else primitive
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return InterleaveCursor(inputs[0](epoch), self, context, [None] * self.cycle_length)
@@ -210,9 +204,8 @@ class InterleaveCursor:
         else:
             # The words of its element already determine the dataset's pass, so the pass number is 0.
             self.num_opened += 1
-            # If its dataset fails, the element counts as one of an empty dataset.
             slot = self.slots[self.position] = InputSlot(RunQueue())
-            slot.source = self.context.open(contents)((0,))
+            slot.source = self.context.open(contents, contents[1])((0,))
 
     def _pull_ready(self) -> None:
         noted = self.source.pull()

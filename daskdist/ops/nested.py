@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.block import Block, Bundle, Rows, merge
+from daskdist.core.block import Rows, merge
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.dataset_base import DatasetBase, computed_rows, element_spec_of, node_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
@@ -151,11 +151,12 @@ class NestedFunction(UserFunction):
             The structure differs.
         """
         parts = [rows for rows in parts if len(rows)]
+        known = next((rows.structure for rows in reversed(before) if not rows.is_all_failed), None)
         for rows in parts:
-            if before and rows.structure != before[0].structure:
+            if known is not None and not rows.is_all_failed and rows.structure != known:
                 raise UserFunctionError(
                     f"{self.operation}: {self.location} returned a dataset of {rows.structure} for {where()}, but of "
-                    f"{before[0].structure} before; all need the same structure"
+                    f"{known} before; all need the same structure"
                 )
         return parts
 
@@ -241,17 +242,17 @@ class ExpandRows:
 
     function: NestedFunction
 
-    def __call__(self, rows: Rows) -> Block | Bundle:
+    def __call__(self, rows: Rows) -> Rows:
         return self.with_lengths(rows)[0]
 
-    def with_lengths(self, rows: Rows) -> tuple[Block | Bundle, np.ndarray[Any, Any]]:
+    def with_lengths(self, rows: Rows) -> tuple[Rows, np.ndarray[Any, Any]]:
         """Return the elements, and the number of elements of each dataset."""
         parts: list[Rows] = []
         lengths = []
         for index, element in enumerate(rows.elements()):
             where = partial(rows.where, index)
             dataset = self.function.dataset(element, where=where)
-            elements = self.function.of_one_structure(parts[-1:], rows_of(dataset, self.function), where)
+            elements = self.function.of_one_structure(parts, rows_of(dataset, self.function), where)
             lengths.append(sum(map(len, elements)))
             parts += elements
         return merge(parts, rows), np.array(lengths, np.intp)

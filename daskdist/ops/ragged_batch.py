@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.arguments import number_dtype
-from daskdist.core.block import Batches, Block, Bundle, with_empty_alike
-from daskdist.core.block import stack as stack_leaves
+from daskdist.core.block import Batches, Block, Bundle
+from daskdist.core.columns import stack as stack_leaves
+from daskdist.core.columns import with_empty_alike
 from daskdist.core.node import Node, Transformation
 from daskdist.core.primitive import Arrange, ByCursor, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged, ragged_of_dense

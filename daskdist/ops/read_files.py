@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,10 @@ from typing import Any, Final
 
 from daskdist.cached_property import cached_property
 from daskdist.config import num_threads
-from daskdist.core.block import Block, Bundle, Rows
+from daskdist.core.block import Block, Bundle, PartlyFailed, Rows
 from daskdist.core.failing.error_copy import copied_error
+from daskdist.core.failing.failed_element import FailedElement
 from daskdist.core.failing.origin import Origin
-from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.file_backed_source import FileBackedSource, FileShare
 from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
@@ -36,7 +37,7 @@ from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.long_work import shown
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
-from daskdist.storage.failures import damage
+from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.first_file import FirstFile, readable_files
 from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
@@ -280,8 +281,7 @@ class ReadFiles(FileBackedSource):
         reader = ReadValidRows(self.format)
         if isinstance(self.format, GroupsFiles):
             most = self.format.num_grouped
-            # A file that cannot be read is left out without the others of its group.
-            lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(SkipErrorsRead(reader)), self.name)
+            lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(reader), self.name)
             groups = GroupSplits(self.splits, most)
             return Read(groups, ReadGroup(ReadRows(self.format)), self.name, lenient=lenient, is_of_rows=True)
         structure = self.spec.structure
@@ -375,7 +375,7 @@ class ReadRows:
 
 @dataclass(frozen=True)
 class ReadValidRows:
-    """A function that reads the valid rows of a split and records the others as skipped."""
+    """A function that reads the valid rows of a split; damaged ones are failed elements in their places."""
 
     format: Format
 
@@ -388,12 +388,29 @@ class ReadValidRows:
             if not isinstance(self.format, ReadsValidRows):
                 raise
             with damage(split.label):
-                rows = self.format.read_valid_rows(split)
-            rows.skipped = tuple(replace(note, file=note.file or split.path) for note in rows.skipped)
-            if isinstance(rows, Block) and rows.skipped and rows.origin == Origin(split.label):
-                # Rows after one that is left out have other numbers here than in the split.
+                rows, parts = self.format.read_valid_rows(split)
+            if isinstance(rows, Block) and parts and rows.origin == Origin(split.label):
+                # Rows after a damaged one have other numbers here than in the split.
                 rows.origin = Origin(split.label, is_exact=False)
-            return rows
+            return with_damage(rows, parts, split)
+
+
+def with_damage(rows: Rows, parts: Sequence[DamagedPart], split: Split) -> Rows:
+    """Return the elements of a split, with its damaged parts in their places.
+
+    Raises
+    ------
+    DamagedFileError
+        They are more or fewer than the split has.
+    """
+    failed: dict[int, FailedElement] = {}
+    for place, where, reason, num_rows in parts:
+        error = DamagedFileError(f"{where}: {reason}")
+        item = FailedElement(error, where, split.path, f"{where} {uuid.uuid4().hex}", stands_for_many=num_rows is None)
+        failed.update(dict.fromkeys(range(place, place + (1 if num_rows is None else num_rows)), item))
+    if split.num_rows is not None and len(rows) + len(failed) != split.num_rows:
+        raise DamagedFileError(f"{split.label}: {len(rows) + len(failed)} rows, and not {split.num_rows}")
+    return PartlyFailed(rows, failed) if failed else rows
 
 
 @dataclass(frozen=True)
@@ -415,6 +432,8 @@ class ReadLikeFirst:
         rows = self.read(split)
         if isinstance(rows, (Block, Bundle)) and rows.structure == self.structure:
             rows.structure = self.structure
+            if isinstance(rows, PartlyFailed):
+                rows.good.structure = self.structure
         return rows
 
 

@@ -23,7 +23,6 @@ from daskdist.core.primitive import (
     Epoch,
     Exhausted,
     Fact,
-    NotReady,
     Opener,
     Primitive,
     same,
@@ -103,7 +102,7 @@ class Snapshot(Transformation):
         return replace(self, directory=f"{self.directory}/shard-{index}-of-{num_shards}")
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        write = WriteRows(self.directory, self.compression, new_owner())
+        write = WriteRows(self.directory, self.compression, new_owner(), may_fail=self.is_reused)
         # Each file has as many rows as a call takes, however short the incoming runs are.
         rows = Compute(inputs[0], same, "gather", factor=1, is_full=True)
         parts = Fact(rows, write, f"{self.name}-write", is_strict=True, is_of_pass=True)
@@ -113,7 +112,7 @@ class Snapshot(Transformation):
 
 @dataclass(frozen=True)
 class WriteRows:
-    """A function that writes elements to a new file and returns its `SavedPart`.
+    """A function that writes elements to a new file and returns its `SavedPart`; None if some failed and may fail.
 
     Parameters
     ----------
@@ -123,13 +122,18 @@ class WriteRows:
         The name of the compression, or None.
     owner
         Distinguishes the files of these passes from those of other writers.
+    may_fail
+        Whether elements may have failed; otherwise the error of the first is raised.
     """
 
     directory: str
     compression: str | None
     owner: str
+    may_fail: bool
 
-    def __call__(self, rows: Rows) -> SavedPart:
+    def __call__(self, rows: Rows) -> SavedPart | None:
+        if self.may_fail and rows.has_failed:
+            return None
         return write_part(rows, self.directory, part_name(self.owner), self.compression)
 
 
@@ -214,13 +218,10 @@ class SnapshotCursor:
         except Exhausted:
             self._finish()
             raise
-        except NotReady:
-            raise
-        except BaseException:
-            # What failed may be there in the next pass.
+        if noted.fact is None:
+            # It was written before a position, or some elements failed.
             self.is_whole = False
-            raise
-        if noted.fact is not None:
+        else:
             self._parts.append(noted.fact)
         run: Run = noted.run
         return run

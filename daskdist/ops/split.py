@@ -15,7 +15,6 @@ from daskdist.cached_property import cached_property
 from daskdist.core.arguments import numbers, whole_number
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import INFINITE, counted
-from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Node, Transformation, check_numbered, counting, walk
 from daskdist.core.primitive import (
@@ -280,7 +279,6 @@ class HashesOf:
     labels: Callable[[Rows], Rows]
 
     def __call__(self, rows: Rows) -> Index:
-        check_any_is_there(rows)
         labels = self.labels(rows)
         _check_classes(labels, rows)
         return hashes(labels, rows)
@@ -306,6 +304,7 @@ class SplitLabelsCursor:
 
     def pull(self) -> Run:
         while True:
+            # An element that failed has no label: all parts have it.
             noted = self.source.pull()
             kept = self.split.are_kept(self._parts(noted.fact))
             if len(kept):

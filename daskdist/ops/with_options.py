@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from dask.utils import parse_bytes
 
 from daskdist.core.arguments import whole_number, yes_or_no
-from daskdist.core.failing.skip_errors import cardinality_with_skips
+from daskdist.core.failing.leaving_out import cardinality_without_failed
 from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
 from daskdist.display.missing_methods import Advised, advice_for
@@ -239,7 +239,7 @@ class WithOptions(Transformation):
 
     @property
     def cardinality(self) -> int:
-        return cardinality_with_skips(self.source) if self.options.on_error == "skip" else self.source.cardinality
+        return cardinality_without_failed(self.source) if self.options.on_error == "skip" else self.source.cardinality
 
     def __str__(self) -> str:
         settings = [f"{name}={getattr(value, 'name', value)}" for name, value in options_set(self.options)]

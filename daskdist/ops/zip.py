@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from daskdist.core import cardinality
 from daskdist.core.arguments import yes_or_no
 from daskdist.core.node import Facts, Node
-from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, same
+from daskdist.core.primitive import (
+    Arrange,
+    Chain,
+    Compute,
+    Context,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    Opener,
+    Primitive,
+    Read,
+    Stream,
+    same,
+)
 from daskdist.core.selection.runs import RunQueue, Zipped
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
@@ -28,9 +42,11 @@ class Zip(Node):
 
     def __post_init__(self) -> None:
         yes_or_no(self.name, "strict", self.strict)
+        if not self.strict:
+            return
         lengths = [source.cardinality for source in self.sources]
         known = {length for length in lengths if length != cardinality.UNKNOWN}
-        if self.strict and len(known) > 1:
+        if len(known) > 1:
             raise ArgumentError(
                 f"zip: strict=True, but the datasets have {', '.join(map(_in_words, lengths))} elements; give datasets "
                 "of equal length, or leave strict out to stop with the shortest"
@@ -52,7 +68,7 @@ class Zip(Node):
         return cardinality.shortest(source.cardinality for source in self.sources)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return zipped(inputs, self.structure, self.name, strict=self.strict)
+        return zipped(tuple(map(paired, inputs)), self.structure, self.name, strict=self.strict)
 
 
 def zipped(
@@ -73,6 +89,20 @@ def zipped(
     return Compute(
         Arrange(inputs, ZipRows(structure, strict), grouped=0, name=name, is_counted=is_counted), same, name, factor=1
     )
+
+
+def paired(primitive: Primitive) -> Primitive:
+    """Return the stream for elements that are joined with others by their numbers."""
+    match primitive:
+        case Read():
+            lenient = primitive.lenient and replace(primitive.lenient, is_paired=True)
+            return replace(primitive, is_paired=True, lenient=lenient)
+        case Compute() | Chain() | Fact():
+            return replace(primitive, source=paired(primitive.source))
+        case Arrange():
+            return replace(primitive, inputs=tuple(map(paired, primitive.inputs)))
+        case Stream():
+            return primitive
 
 
 def _in_words(length: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from daskdist.core.failing.composed import Composed
+from daskdist.core.failing.composed import Composed, stages_of
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read
 
 
@@ -20,8 +20,9 @@ def fuse(primitive: Primitive) -> Primitive:
     source = fuse(primitive.source)
     if not isinstance(source, (Read, Compute)) or primitive.unstacked or primitive.is_full:
         return replace(primitive, source=source)
+    stages = *stages_of(source.function, source.factor), *stages_of(primitive.function, primitive.factor)
     changes: dict[str, Any] = {
-        "function": Composed(source.function, primitive.function),
+        "function": Composed(stages),
         "factor": None if source.factor is None or primitive.factor is None else source.factor * primitive.factor,
         "name": f"{source.name}-{primitive.name}",
         "costly": primitive.costly or source.costly,

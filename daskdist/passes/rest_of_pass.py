@@ -90,7 +90,7 @@ class PassSection:
     """
 
     layout: PassLayout
-    positions: tuple[tuple[Epoch, list[int], int, int], ...]
+    positions: tuple[tuple[Epoch, list[int], int], ...]
 
     def as_plain(self) -> list[Any]:
         """Return the section as data."""
@@ -115,9 +115,9 @@ class RestOfStreams:
     def sources(self, inputs: Sequence[Opener]) -> list[Any]:
         """Return cursors over the remaining elements of each stream."""
         sources = []
-        for opener, (its_epoch, _, num_elements, num_errors) in zip(inputs, self.section.positions, strict=True):
+        for opener, (its_epoch, _, num_elements) in zip(inputs, self.section.positions, strict=True):
             source: Any = opener(its_epoch)
-            advance(source, num_elements, num_errors)
+            advance(source, num_elements)
             sources.append(source)
         return sources
 
@@ -137,7 +137,7 @@ class RestOfBatches(RestOfStreams):
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         num_before = sum(self.section.layout.num_replicas)
         # Each stream cuts its batches for all replicas, and some pieces of a batch may have been handed out.
-        missing = [num_before - num_elements % num_before for _, _, num_elements, _ in self.section.positions]
+        missing = [num_before - num_elements % num_before for _, _, num_elements in self.section.positions]
         return WholeBatchCursor(self.sources(inputs), missing, num_before, self.num_pieces)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Protocol, runtime_checkable
@@ -23,7 +23,7 @@ from daskdist.config import in_bytes, num_threads
 from daskdist.core.primitive import Split
 from daskdist.errors import DamagedFileError, FileError
 from daskdist.storage.compression import Reopened, decompressed, inferred
-from daskdist.storage.failures import damage, proves_damage
+from daskdist.storage.failures import DamagedPart, damage, proves_damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.waiting import wait_intervals
 
@@ -169,6 +169,22 @@ class RangeRecords:
     offset: int
     broken: str | None = None
     is_after: bool = False
+
+    def with_rest(self, damaged: Sequence[DamagedPart], num_valid: int, split: Split) -> list[DamagedPart]:
+        """Return the damaged records with the rest of the file, if that cannot be read and begins here.
+
+        Parameters
+        ----------
+        damaged
+            The damaged records.
+        num_valid
+            The number of the others.
+        split
+            The range.
+        """
+        if self.broken is None or self.is_after:
+            return list(damaged)
+        return [*damaged, DamagedPart(num_valid + len(damaged), split.label, self.broken, None)]
 
 
 @dataclass(frozen=True)

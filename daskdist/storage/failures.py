@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from daskdist.errors import DamagedFileError, DaskdistError, FileError
 from daskdist.storage.retries import refusal
@@ -37,6 +37,25 @@ _REMOTE_LIBRARIES: Final = {
 _UNSUPPORTED: Final = re.compile(
     r"not (registered|available|supported|implemented)|unsupported|unknown codec|codec not available", re.IGNORECASE
 )
+
+
+class DamagedPart(NamedTuple):
+    """A part of a split that is damaged.
+
+    Parameters
+    ----------
+    place
+        The place of its first element among those of the split.
+    where, reason
+        Its name in messages, and the reason.
+    num_rows
+        Its number of elements; None if that is unknown.
+    """
+
+    place: int
+    where: str
+    reason: str
+    num_rows: int | None = 1
 
 
 def proves_damage(error: Exception) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 
 from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
-from daskdist.core.block import Block, Bundle, Rows, merge
-from daskdist.core.failing.failed_elements import PartlyFailed, not_read, raw_item, structure_of
+from daskdist.core.block import Block, Rows, merge
 from daskdist.core.failing.origin import SelectedOrigins
+from daskdist.core.failing.try_each import not_read
 from daskdist.core.primitive import Split
 
 
@@ -114,7 +114,7 @@ def joined_split(parts: Sequence[Split]) -> Split:
 
 @dataclass(frozen=True)
 class ReadGroup:
-    """A function that reads the splits of a group in order; one of a row that cannot be read fails by itself."""
+    """A function that reads the splits of a group in order; one that cannot be read fails by itself."""
 
     function: Callable[[Split], Rows]
 
@@ -124,14 +124,10 @@ class ReadGroup:
             try:
                 parts.append(self.function(part))
             except Exception as error:
-                if len(split.payload) == 1 or any(other.num_rows != 1 for other in split.payload):
+                if len(split.payload) == 1:
                     raise
-                parts.append(not_read(part, len(parts), error))
-        if any(isinstance(part, PartlyFailed) for part in parts):
-            items = [raw_item(part, index) for part in parts for index in range(len(part))]
-            rows: Block | Bundle = PartlyFailed(structure_of(parts), items)
-        else:
-            rows = merge(parts, parts[0])
+                parts.append(not_read(part, error))
+        rows = merge(parts, parts[0])
         blocks = [part for part in parts if isinstance(part, Block)]
         if isinstance(rows, Block) and len(blocks) == len(parts):
             # The origins of rows in bundles are not known.
@@ -140,6 +136,5 @@ class ReadGroup:
             rows.origin = SelectedOrigins(
                 [block.origin for block in blocks], places, np.repeat(range(len(blocks)), counts)
             )
-        rows.skipped = tuple(note for part in parts for note in part.skipped)
         rows.label = split.label
         return rows

@@ -27,7 +27,6 @@ import numpy as np
 import optree
 
 from daskdist.core.block import Batches, Block, Rows
-from daskdist.core.failing.failed_elements import check_any_is_there
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import AnyRankSpec, DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
 from daskdist.core.structure import TEXT
@@ -190,7 +189,9 @@ def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
     """
     import pyarrow as pa
 
-    check_any_is_there(rows)
+    if rows.is_all_failed:
+        # Their structure is unknown: raise the error of the first.
+        rows.item(0)
     if spec is None:
         spec = _spec_of(rows)
         check_columns(spec)

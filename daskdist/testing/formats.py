@@ -252,7 +252,7 @@ def _try_all_of(form: Format, path: str, first: FirstFile, case: str) -> None:
             named(error)
             if isinstance(form, ReadsValidRows):
                 try:
-                    kept = form.read_valid_rows(split)
+                    kept, _ = form.read_valid_rows(split)
                     is_alike = kept.structure == first.spec.structure or not len(kept)
                     check(is_alike, f"{case}: the valid rows of {split.label} have another structure")
                 except FileError as error:

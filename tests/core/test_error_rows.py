@@ -15,8 +15,8 @@ import daskdist
 from daskdist import Dataset, TensorSpec, errors
 from daskdist.core.block import Bundle
 from daskdist.core.dataset_base import node_of
-from daskdist.core.failing.failed_elements import TryEach
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins
+from daskdist.core.failing.try_each import TryEach
 from daskdist.core.structure import Structure
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous

@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from daskdist import errors
-from daskdist.core.failing.failed_elements import FailedElement
+from daskdist.core.failing.failed_element import FailedElement
 from daskdist.core.failing.packed_error import pack_error, unpacked_error
 from daskdist.execute.messages.failure import Failure
 

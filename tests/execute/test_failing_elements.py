@@ -75,7 +75,7 @@ def numbers(number=8):
 
 
 GENERATOR = Dataset.from_generator(raises_at_5, output_signature=NUMBER)
-# TensorFlow 2.21 gives the same results, except for `shuffle`.
+# A failed element holds its place everywhere, unlike in TensorFlow, where one of `flat_map` does not.
 CASES = {
     "map": (numbers().map(fails_at(5)).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),
     "the first of a batch": (numbers().map(fails_at(4)).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),
@@ -84,8 +84,8 @@ CASES = {
     "two fail": (numbers().map(fails_at(3)).map(fails_at(6)).batch(2), [[0, 1], ERROR, [4, 5], ERROR]),
     "map of batches": (numbers().batch(2).map(lambda x: fails_at(4)(x[0]) * 0 + x), [[0, 1], [2, 3], ERROR, [6, 7]]),
     "filter": (numbers().filter(lambda x: fails_at(5)(x) >= 0).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),
-    "flat_map": (numbers(6).flat_map(gives).batch(2), [[0, 1], [10, 11], [20, 21], ERROR, [40, 41], [50, 51]]),
-    "generators": (numbers(6).flat_map(generates).batch(2), [[0, 1], [10, 11], [20, 21], ERROR, [40, 41], [50, 51]]),
+    "flat_map": (numbers(6).flat_map(gives).batch(2), [[0, 1], [10, 11], [20, 21], ERROR, [41, 50], [51]]),
+    "generators": (numbers(6).flat_map(generates).batch(2), [[0, 1], [10, 11], [20, 21], ERROR, [41, 50], [51]]),
     "generator": (GENERATOR.batch(2), [[0, 1], [2, 3], ERROR]),
     "scan": (numbers(6).scan(np.int64(0), lambda s, x: (s + fails_at(3)(x), s + x)).batch(1),
              [[0], [1], [3], ERROR, [7], [12]]),
@@ -202,19 +202,19 @@ UNKNOWN = ["filter", "flat_map", "generator", "unique"]
 
 
 def rows_of_all(replicas):
-    """Return the elements of loops, in which all replicas get each error, as those of an iterator."""
+    """Return the elements of loops as those of an iterator, whose step fails if the part of any replica does."""
     return [ERROR if ERROR in parts else [x for part in parts for x in part] for parts in zip(*replicas, strict=True)]
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
 @pytest.mark.parametrize("where", [2, 3, pytest.param("cluster", marks=pytest.mark.cluster)])
-def test_all_replicas_loops_get_the_error_of_a_batch_at_its_place(case, where, request):
+def test_loops_get_the_error_of_a_row_in_its_step(case, where, request):
     strategy = request.getfixturevalue("on_cluster") if where == "cluster" else mirrored(where)
     ds, expected = CASES[case]
     replicas = [elements for elements, _ in in_loops(strategy, strategy.distribute_dataset(ds))]
     assert rows_of_all(replicas) == expected
-    places = [[number for number, x in enumerate(elements) if x == ERROR] for elements in replicas]
-    assert places == [[number for number, x in enumerate(expected) if x == ERROR]] * len(replicas)
+    # Rows of other replicas do not fail.
+    assert sum(elements.count(ERROR) for elements in replicas) == 1
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
@@ -232,14 +232,13 @@ def test_a_position_of_a_loop_after_an_error_skips_the_failed_element(case, num_
         assert taken(again) == expected[number:]
 
 
-def test_a_position_of_a_loop_after_an_incomplete_step():
+def test_a_position_of_a_loop_after_a_failed_element_of_one_replica():
     strategy = mirrored(2)
     distributed = strategy.distribute_datasets_from_function(
         lambda _: numbers(9).filter(lambda x: fails_at(3)(x) >= 0).batch(1)
     )
-    # The error comes in a step in which the second replica has no element before it.
-    expected = [[[0], [2], ERROR, [4], [6], [8]], [[1], [], ERROR, [5], [7], []]]
-    for number in range(7):
+    expected = [[[0], [2], [4], [6], [8]], [[1], ERROR, [5], [7], []]]
+    for number in range(6):
         before = in_loops(strategy, distributed, number)
         after = in_loops(strategy, distributed, state=before[0][1])
         assert [begin + rest for (begin, _), (rest, _) in zip(before, after, strict=True)] == expected
@@ -267,7 +266,8 @@ def test_a_loop_over_files_that_are_gone_ends(tmp_path):
     for path in tmp_path.iterdir():
         path.unlink()
     for elements, _ in in_loops(strategy, distributed):
-        assert elements == [ERROR] * len(elements) != []
+        failed = [element for element in elements if element != []]
+        assert failed == [ERROR] * len(failed) != []
 
 
 @pytest.mark.cluster

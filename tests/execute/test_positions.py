@@ -612,7 +612,7 @@ def test_of_operations_in_another_order_is_an_error(place):
 
 def test_of_another_version_is_an_error():
     state = iter(Dataset.range(9)).state_dict()
-    with pytest.raises(errors.ArgumentError, match="of version 0, not 9"):
+    with pytest.raises(errors.ArgumentError, match="of version 0, not 10"):
         iter(Dataset.range(9)).load_state_dict({**state, "version": 0})
 
 

@@ -1,4 +1,4 @@
-"""Transient errors: after a resume, those that were raised are not raised again, and the rest is tried again."""
+"""Positions of passes with failed elements: they fail at the same places again, and nothing takes their places."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from conftest import mirrored
 
 from daskdist import Dataset, Options, TensorSpec, errors
-from daskdist.core.failing.failed_elements import Carried
 
 NUMBER = TensorSpec((), np.int64)
 ERROR = "error"
@@ -156,6 +155,11 @@ def elements_and_positions(iterator):
     return actual, states
 
 
+def rows_of(elements):
+    """Return how often each row is among elements or batches."""
+    return Counter(np.concatenate([np.ravel(element) for element in elements if element != ERROR] or [[]]).tolist())
+
+
 def continued(ds, state):
     """Return an iterator at a position."""
     iterator = iter(ds)
@@ -165,26 +169,50 @@ def continued(ds, state):
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", PIPELINES)
-def test_what_was_raised_is_over_and_the_rest_is_tried_again(read, name, where):
+def test_a_pass_fails_at_the_same_places_from_every_position(read, name, where):
+    ds = PLACES[where](PIPELINES[name](read))
+    hide(read)
+    with_error, states = elements_and_positions(iter(ds))
+    assert ERROR in with_error
+    assert len(states) == len(with_error) + 1
+    # Threads and replicas change what is read ahead, near the failed element.
+    at = with_error.index(ERROR)
+    numbers = range(len(states)) if where == "plain" else {0, at, at + 1, len(with_error)}
+    for number in numbers:
+        # Read the rest with the position of a position, too.
+        again = continued(ds, states[number])
+        assert taken(continued(ds, again.state_dict())) == with_error[number:], f"from {number}"
+        assert taken(again) == with_error[number:], f"from {number}"
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_place_that_failed_and_yields_now_is_delivered_or_ends_the_pass(read, name, where):
     ds = PLACES[where](PIPELINES[name](read))
     whole = taken(iter(ds))
     hide(read)
     with_error, states = elements_and_positions(iter(ds))
-    assert with_error.count(ERROR) == 1
-    # Threads and replicas change what is read ahead of the error, and nothing far from it. After it, positions are as
-    # those of any pass, of which other tests take all.
-    at = with_error.index(ERROR)
-    near = (0, 1, at - 1, at, at + 1, at + 3) if where == "plain" else (0, at, at + 1)
-    numbers = sorted({*near, len(with_error)} & {*range(len(states))})
-    for number in numbers:
-        assert taken(continued(ds, states[number])) == with_error[number:], f"the error stays, from {number}"
     bring_back(read)
-    for number in numbers:
-        expected = (with_error if number > at else whole)[number:]
-        # Read the rest of it with the position of a position, too.
-        again = continued(ds, states[number])
-        assert taken(continued(ds, again.state_dict())) == expected, f"from {number}"
-        assert taken(again) == expected, f"from {number}"
+    at = with_error.index(ERROR)
+    num_delivered = 0
+    for number in sorted({0, 1, *range(at - 2, at + 4), len(with_error)} & {*range(len(states))}):
+        try:
+            rest = taken(continued(ds, states[number]))
+        except errors.ArgumentError:
+            assert number, "nothing was there before"
+            continue
+        num_delivered += 1
+        if "scan" in name:
+            # The sums count it, or they do not.
+            assert rest in (with_error[number:], whole[number:]), f"from {number}"
+            continue
+        before, after, of_all = rows_of(with_error[:number]), rows_of(rest), rows_of(whole)
+        # At most five elements are made of it.
+        num_failed = rest.count(ERROR) + with_error[:number].count(ERROR)
+        assert (of_all - before - after).total() <= 5 * num_failed, f"from {number}"
+        if "window" not in name:
+            assert not after - of_all, f"from {number}"
+    assert num_delivered
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
@@ -211,20 +239,6 @@ def test_an_element_that_fails_only_after_a_resume_is_missing_alone_or_ends_the_
 
 
 @pytest.mark.parametrize("where", ["plain", "threads"])
-def test_elements_after_an_error_in_the_same_block_are_tried_again(read, where):
-    ds = PLACES[where](numbers().filter(lambda x: read(x) + read(min(x, 7) if x == 7 else 0) >= 0))
-    hide(read)
-    (read.folder / "7.txt").rename(read.folder / "7")
-    iterator = iter(ds)
-    assert taken(iterator, 7) == [0, 1, 2, 3, 4, ERROR, 6]
-    (read.folder / "7").rename(read.folder / "7.txt")
-    bring_back(read)
-    again = iter(ds)
-    again.load_state_dict(iterator.state_dict())
-    assert taken(again) == [7, 8, 9, 10, 11]
-
-
-@pytest.mark.parametrize("where", ["plain", "threads"])
 def test_a_later_pass_of_a_repetition_is_tried_again(read, where):
     ds = PLACES[where](kept(read).repeat(2))
     hide(read)
@@ -234,94 +248,6 @@ def test_a_later_pass_of_a_repetition_is_tried_again(read, where):
     again = iter(ds)
     again.load_state_dict(iterator.state_dict())
     assert actual + taken(again) == [0, 1, 2, 3, 4, ERROR, *range(6, 12), *range(12)]
-
-
-@pytest.mark.parametrize("where", ["plain", "threads"])
-@pytest.mark.parametrize("name", ["filter", "flat_map", "interleave", "unique", "group_by_window", "scan"])
-def test_what_was_left_out_stays_left_out(read, name, where):
-    ds = PLACES[where](PIPELINES[name](read).ignore_errors())
-    with_all = taken(iter(ds))
-    hide(read)
-    whole = taken(iter(ds))
-    for number in range(len(whole) + 1):
-        iterator = iter(ds)
-        actual = taken(iterator, number)
-        bring_back(read)
-        again = iter(ds)
-        again.load_state_dict(iterator.state_dict())
-        rest = taken(again)
-        # The block of the missing number is not read before the first elements are handed out.
-        assert actual + rest == whole or (number < len(whole) // 2 and actual + rest == with_all)
-        hide(read)
-
-
-@pytest.mark.parametrize("where", ["plain", "threads"])
-def test_what_is_made_of_an_element_that_was_raised_fails_after_a_resume(read, where):
-    ds = PLACES[where](sums(numbers(), read).sliding_window(3).map(np.sum).filter(lambda x: x >= 0))
-    hide(read)
-    with_error, states = elements_and_positions(iter(ds))
-    assert with_error.count(ERROR) == 3
-    bring_back(read)
-    for number in range(with_error.index(ERROR) + 1, len(states)):
-        assert taken(continued(ds, states[number])) == with_error[number:]
-
-
-@pytest.mark.parametrize("where", ["plain", "threads"])
-@pytest.mark.parametrize("size", [4, 300])
-def test_an_element_of_a_shuffle_of_sums_is_counted_once(tmp_path, size, where):
-    (tmp_path / "7").touch()
-
-    def checked(x):
-        if not (tmp_path / "7").exists() and x == 7:
-            raise FileNotFoundError
-        return x
-
-    ds = Dataset.range(400).scan(np.int64(0), lambda s, x: (s + checked(x), (x, s + x)))
-    ds = PLACES[where](ds.shuffle(size, seed=1, reshuffle_each_iteration=False).map(lambda x, s: np.stack([x, s])))
-    (tmp_path / "7").unlink()
-    with_error, states = elements_and_positions(iter(ds))
-    (tmp_path / "7").touch()
-    at = with_error.index(ERROR)
-    for number in {0, 1, at, at + 1, at + 2, 399}:
-        actual = with_error[:number] + taken(continued(ds, states[number]), 500)
-        is_left_out = ERROR in actual
-        assert is_left_out == (number > at)
-        rows = [row for row in actual if row != ERROR]
-        assert sorted(x for x, _ in rows) == [x for x in range(400) if x != 7 or not is_left_out]
-        assert max(s for _, s in rows) == sum(range(400)) - 7 * is_left_out
-
-
-@pytest.mark.parametrize("where", ["plain", "threads"])
-def test_sums_do_not_count_an_element_that_fails_only_after_a_resume(read, where):
-    ds = PLACES[where](sums(Dataset.range(400).map(lambda x: read(x) if x == MISSING else x)))
-    hide(read)
-    with_error = taken(iter(ds), 400)
-    bring_back(read)
-    # Later values that are carried are known, and count the element.
-    iterator = iter(ds)
-    actual = taken(iterator, MISSING)
-    state = iterator.state_dict()
-    taken(iterator, 300)
-    later = iterator.state_dict()
-    hide(read)
-    again = continued(ds, state)
-    assert actual + taken(again, 100) == with_error[: MISSING + 100]
-    bring_back(read)
-    assert taken(continued(ds, again.state_dict()), 400) == with_error[MISSING + 100 :]
-    assert taken(continued(ds, later), 400) == np.cumsum(range(400)).tolist()[MISSING + 300 :]
-
-
-@pytest.mark.parametrize("name", ["scan", "scan, filter"])
-def test_positions_of_processes(read, name):
-    ds = PIPELINES[name](read).with_options(Options(num_processes=1))
-    whole = taken(iter(ds))
-    hide(read)
-    with_error, states = elements_and_positions(iter(ds))
-    at = with_error.index(ERROR)
-    bring_back(read)
-    for number in (at, at + 1):
-        expected = (with_error if number > at else whole)[number:]
-        assert taken(continued(ds, states[number])) == expected
 
 
 class FailsOnce:
@@ -408,152 +334,6 @@ def test_a_function_that_gives_another_number_of_elements_is_an_error(tmp_path, 
         list(again)
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    "name",
-    ["filter", "flat_map", "interleave", "interleave of streams", "unique", "batch", "scan", "scan, filter"],
-)
-def test_positions_of_a_cluster(on_cluster, read, name):
-    ds = on_cluster.distribute_dataset(PIPELINES[name](read).map(lambda x: x).batch(2))
-
-    def rows(iterator):
-        """Return the rows of each step, with errors in their places, and the positions before them and at the end."""
-        actual, states = [], [iterator.state_dict()]
-        while True:
-            try:
-                values = on_cluster.local_results(next(iterator))
-                actual.append(np.concatenate([np.asarray(value).ravel() for value in values]).tolist())
-            except StopIteration:
-                return actual, states
-            except errors.UserFunctionError:
-                actual.append(ERROR)
-            states.append(iterator.state_dict())
-
-    whole, _ = rows(iter(ds))
-    hide(read)
-    after, states = rows(iter(ds))
-    bring_back(read)
-    at = after.index(ERROR)
-    for number in (2, at + 1):
-        before = after[:number]
-        rest, _ = rows(continued(ds, states[number]))
-        expected = sorted(row for step in (after if ERROR in before else whole) if step != ERROR for row in step)
-        assert sorted(row for step in before + rest if step != ERROR for row in step) == expected
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("name", ["map", "scan", "filter"])
-def test_positions_of_datasets_on_workers(on_cluster, read, name):
-    make = PIPELINES[name]
-    ds = on_cluster.distribute_datasets_from_function(lambda context: make(read))
-
-    def steps(iterator):
-        """Return the values of each step, with errors in their places, and the positions before them and at the end."""
-        actual, states = [], [iterator.state_dict()]
-        while len(actual) < 30:
-            try:
-                values = on_cluster.local_results(next(iterator))
-                actual.append([np.asarray(value).ravel().tolist() for value in values])
-            except StopIteration:
-                break
-            except errors.UserFunctionError:
-                actual.append(ERROR)
-            states.append(iterator.state_dict())
-        return actual, states
-
-    whole, states_of_whole = steps(iter(ds))
-    hide(read)
-    with_error, states = steps(iter(ds))
-    # Each worker has the element.
-    at = with_error.index(ERROR)
-    assert with_error.count(ERROR) == 2
-    numbers = (at, at + 1, at + 2, len(with_error))
-    for number in numbers:
-        assert steps(continued(ds, states[number]))[0] == with_error[number:]
-    late = states_of_whole[at + 1]
-    if name == "map":
-        assert steps(continued(ds, late))[0] == whole[at + 1 :]
-    elif name == "scan":
-        with pytest.raises(errors.ArgumentError, match="before the position was taken and that fails now"):
-            steps(continued(ds, late))
-    bring_back(read)
-    assert steps(continued(ds, states[at]))[0] == whole[at:]
-    for number in numbers[2:]:
-        if name == "map":
-            assert steps(continued(ds, states[number]))[0] == with_error[number:]
-        else:
-            # The stream runs from its start, and has other elements now.
-            with pytest.raises(errors.ArgumentError, match="failed before the position was taken"):
-                continued(ds, states[number])
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(("name", "num_steps"), [("scan", 3), ("scan, shuffle", 2)])
-def test_a_sum_on_a_cluster_of_elements_that_fail_after_they_were_counted_is_an_error(
-    on_cluster, read, name, num_steps
-):
-    ds = on_cluster.distribute_dataset(PIPELINES[name](read).batch(2))
-    iterator = iter(ds)
-    for _ in range(num_steps):
-        on_cluster.local_results(next(iterator))
-    state = iterator.state_dict()
-    hide(read)
-    with pytest.raises(errors.ArgumentError, match="before the position was taken and"):
-        list(map(on_cluster.local_results, continued(ds, state)))
-
-
-@pytest.mark.parametrize("where", ["plain", "threads"])
-def test_sums_count_what_succeeded_after_a_resume_and_fails_after_the_next(read, where):
-    ds = PLACES[where](sums(Dataset.range(16), read).shuffle(16, seed=7, reshuffle_each_iteration=False))
-    whole = taken(iter(ds))
-    at = whole.index(sum(range(MISSING + 1)))
-    assert 1 < at < len(whole) - 1
-    hide(read)
-    iterator = iter(ds)
-    taken(iterator, at)
-    # It failed, and was not raised: it may fail again.
-    states = [iterator.state_dict()]
-    assert taken(continued(ds, states[0]), 1) == [ERROR]
-    bring_back(read)
-    again = continued(ds, states[0])
-    assert taken(again, 1) == whole[at : at + 1]
-    states += [again.state_dict(), continued(ds, again.state_dict()).state_dict()]
-    hide(read)
-    for state in states[1:]:
-        with pytest.raises(errors.ArgumentError, match="before the position was taken and that fails now"):
-            taken(continued(ds, state))
-    bring_back(read)
-    for state in states[1:]:
-        assert taken(continued(ds, state)) == whole[at + 1 :]
-
-
-def test_a_carried_value_has_the_last_failed_elements_only():
-    carried = Carried(0)
-    for call in range(30):
-        carried = carried.after(call, 0, 100, tuple(range(100)))
-    assert carried.num_uncounted == 3000
-    assert carried.failed == tuple([(call, number) for call in range(20, 30) for number in range(100)])
-
-
-@pytest.mark.parametrize("where", ["plain", "threads"])
-@pytest.mark.parametrize(
-    "name",
-    ["scan", "scan, map", "scan of mapped", "scan of a scan", "scan, ignore_errors"],
-)
-def test_a_sum_of_elements_that_fail_after_they_were_counted_is_an_error(read, name, where):
-    ds = sums(numbers(), read).ignore_errors() if name == "scan, ignore_errors" else PIPELINES[name](read)
-    ds = PLACES[where](ds)
-    iterator = iter(ds)
-    taken(iterator, MISSING + 2)
-    state = iterator.state_dict()
-    rest = taken(iterator)
-    hide(read)
-    with pytest.raises(errors.ArgumentError, match="before the position was taken and"):
-        next(continued(ds, state))
-    bring_back(read)
-    assert taken(continued(ds, state)) == rest
-
-
 @pytest.mark.parametrize("where", ["plain", "threads"])
 def test_an_element_that_fails_after_a_resume_does_not_move_those_of_later_calls(tmp_path, where):
     def checked(x):
@@ -578,25 +358,86 @@ def test_an_element_that_fails_after_a_resume_does_not_move_those_of_later_calls
     assert taken(continued(ds, state)) == list(range(30, 60))
 
 
-@pytest.mark.cluster
-def test_what_streams_on_workers_left_out_is_not_among_their_rows(on_cluster, read):
-    ds = on_cluster.distribute_datasets_from_function(lambda context: numbers().map(read).ignore_errors())
-    hide(read)
-    iterator, actual, states = iter(ds), [], []
-    for values in iterator:
-        actual.append(np.asarray(on_cluster.local_results(values)).ravel().tolist())
-        states.append(iterator.state_dict())
-    assert actual == [[x, x] for x in range(12) if x != MISSING]
-    for number in (MISSING - 1, MISSING, MISSING + 2):
-        again = [
-            np.asarray(on_cluster.local_results(values)).ravel().tolist() for values in continued(ds, states[number])
-        ]
-        assert again == actual[number + 1 :]
-
-
-def test_what_was_left_out_before_a_filter_that_keeps_all_stays_left_out(read):
-    ds = numbers().map(read).ignore_errors().flat_map(lambda x: pair(int, x)).filter(lambda x: x >= 0)
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("name", ["filter", "flat_map", "interleave", "unique", "group_by_window", "scan"])
+def test_positions_of_a_pass_that_leaves_elements_out_are_those_of_a_filter(read, name, where):
+    ds = PLACES[where](PIPELINES[name](read).ignore_errors())
     hide(read)
     whole, states = elements_and_positions(iter(ds))
+    assert ERROR not in whole
+    for number, state in enumerate(states):
+        assert taken(continued(ds, state)) == whole[number:]
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("name", ["scan", "scan, map", "scan of mapped", "scan of a scan", "scan, ignore_errors"])
+def test_a_sum_of_elements_that_fail_after_they_were_counted_is_an_error(read, name, where):
+    ds = sums(numbers(), read).ignore_errors() if name == "scan, ignore_errors" else PIPELINES[name](read)
+    ds = PLACES[where](ds)
+    iterator = iter(ds)
+    taken(iterator, MISSING + 2)
+    state = iterator.state_dict()
+    rest = taken(iterator)
+    hide(read)
+    with pytest.raises(errors.ArgumentError, match="before the position was taken"):
+        next(continued(ds, state))
     bring_back(read)
-    assert taken(continued(ds, states[9])) == whole[9:]
+    assert taken(continued(ds, state)) == rest
+
+
+def rows_and_positions(strategy, iterator):
+    """Return the rows of each step, with errors in their places, and the positions before them and at the end."""
+    actual, states = [], [iterator.state_dict()]
+    while len(actual) < 40:
+        try:
+            values = strategy.local_results(next(iterator))
+            actual.append([np.asarray(value).ravel().tolist() for value in values])
+        except StopIteration:
+            break
+        except errors.UserFunctionError:
+            actual.append(ERROR)
+        states.append(iterator.state_dict())
+    return actual, states
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "name",
+    ["filter", "flat_map", "interleave", "interleave of streams", "unique", "batch", "scan", "scan, filter", "zip"],
+)
+def test_a_cluster_fails_at_the_same_places_from_every_position(on_cluster, read, name):
+    ds = on_cluster.distribute_dataset(PIPELINES[name](read).map(lambda x: x).batch(2))
+    hide(read)
+    with_error, states = rows_and_positions(on_cluster, iter(ds))
+    at = with_error.index(ERROR)
+    for number in (0, at, at + 1, len(with_error)):
+        assert rows_and_positions(on_cluster, continued(ds, states[number]))[0] == with_error[number:]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["map", "scan", "filter"])
+def test_datasets_on_workers_fail_at_the_same_places_from_every_position(on_cluster, read, name):
+    make = PIPELINES[name]
+    ds = on_cluster.distribute_datasets_from_function(lambda context: make(read))
+    hide(read)
+    with_error, states = rows_and_positions(on_cluster, iter(ds))
+    # Each worker has the element.
+    assert with_error.count(ERROR) == 2
+    at = with_error.index(ERROR)
+    for number in (0, at, at + 1, at + 2, len(with_error)):
+        assert rows_and_positions(on_cluster, continued(ds, states[number]))[0] == with_error[number:]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("name", "num_steps"), [("scan", 3), ("scan, shuffle", 2)])
+def test_a_sum_on_a_cluster_of_elements_that_fail_after_they_were_counted_is_an_error(
+    on_cluster, read, name, num_steps
+):
+    ds = on_cluster.distribute_dataset(PIPELINES[name](read).batch(2))
+    iterator = iter(ds)
+    for _ in range(num_steps):
+        on_cluster.local_results(next(iterator))
+    state = iterator.state_dict()
+    hide(read)
+    with pytest.raises(errors.ArgumentError, match="before the position was taken"):
+        list(map(on_cluster.local_results, continued(ds, state)))

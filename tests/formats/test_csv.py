@@ -797,11 +797,11 @@ def test_notes_name_the_skipped_rows(tmp_path):
     path = write(tmp_path, "a,b\n1,2\n3\nx,4\n,5\n")
     ds = read_csv(path, dtypes={"a": "int64"})
     form, (split,) = node_of(ds).format, node_of(ds).splits()
-    notes = sorted(map(str, form.read_valid_rows(split).skipped))
-    assert notes == [
-        f"row 1 of {split.label}: 1 fields, not 2: '3'",
-        f"row 2 of {split.label}: column 'a': 'x' is not int64",
-        f"row 3 of {split.label}: column 'a': its value is missing, which int64 cannot represent",
+    _, damaged = form.read_valid_rows(split)
+    assert [(place, where, reason) for place, where, reason, _ in sorted(damaged)] == [
+        (1, f"row 1 of {split.label}", "1 fields, not 2: '3'"),
+        (2, f"row 2 of {split.label}", "column 'a': 'x' is not int64"),
+        (3, f"row 3 of {split.label}", "column 'a': its value is missing, which int64 cannot represent"),
     ]
 
 

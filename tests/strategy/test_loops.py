@@ -503,8 +503,10 @@ def test_an_error_in_a_function():
     expected = steps_before_it_fails(distributed)
     assert int(expected.split()[0]) > 2
     assert "no more of them" in expected
-    for value in strategy.run(until_it_fails, args=(distributed,)).values:
-        assert value.startswith(expected)
+    # The last batch has fewer rows than the others, and one of them failed: the loops of the others come to the end.
+    *others, last = strategy.run(until_it_fails, args=(distributed,)).values
+    assert last.startswith(expected)
+    assert set(others) == {"no error"}
 
 
 @pytest.mark.cluster

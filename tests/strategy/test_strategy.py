@@ -564,6 +564,6 @@ def test_elements_before_an_error_are_handed_out(strategy):
     for expected in (0, 1), (2, 3):
         assert [value.tolist() for value in strategy.local_results(next(iterator))] == [[row] for row in expected]
     with pytest.raises(RuntimeError, match="at five"):
-        next(iterator)
+        strategy.local_results(next(iterator))
     # A generator that raised has ended.
     assert next(iterator, None) is None

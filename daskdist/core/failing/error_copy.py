@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from daskdist.core.failing.packed_error import parts_of
+from daskdist.errors import DaskdistError
 
 _E = TypeVar("_E", bound=BaseException)
 
@@ -27,3 +28,12 @@ def copied_error(error: _E) -> _E:
         error_copy.__notes__ = list(error.__notes__)
     error_copy.__cause__, error_copy.__suppress_context__ = error.__cause__, True
     return error_copy
+
+
+def type_and_arguments(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:
+    """Return the type and the arguments of an equal error, without the traceback."""
+    try:
+        type(error)(*error.args)
+    except Exception:
+        return DaskdistError, (f"{type(error).__name__}: {error}",)
+    return type(error), error.args

@@ -47,14 +47,11 @@ class Skipped:
         The reason.
     file
         The file that it is in; empty if it is not in a file.
-    place
-        For an element that a computation failed on, the computation of its block and the number of its input there.
     """
 
     where: str
     reason: str
     file: str = ""
-    place: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"

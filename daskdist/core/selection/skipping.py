@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from daskdist.core.failing.failed_elements import FailedBeforeError
-from daskdist.core.primitive import Exhausted, SkippingUnread
+from daskdist.core.primitive import SkippingUnread
 from daskdist.errors import ArgumentError
 
 
@@ -47,31 +46,15 @@ def may_skip_unread(cursor: Any) -> bool:
     return isinstance(cursor, SkippingUnread) and cursor.skips_unread
 
 
-def advance(cursor: Any, num_elements: int, num_errors: int) -> None:
-    """Skip elements and errors, which were raised before the last of the elements was handed out or right after it.
+def advance(cursor: Any, num_elements: int) -> None:
+    """Skip the elements before a position.
 
     Raises
     ------
     ArgumentError
         There are fewer.
     """
-    num_skipped = 0
-    while num_errors:
-        try:
-            run = cursor.pull()
-        except Exhausted:
-            raise shorter(num_elements, num_skipped) from None
-        except FailedBeforeError:
-            continue
-        except Exception:
-            num_errors -= 1
-            continue
-        num_skipped += len(run)
-        if num_skipped > num_elements:
-            raise ArgumentError(
-                f"load_state_dict: {num_errors} more elements failed before the position was taken than fail now"
-            )
-    num_skipped += cursor.skip(num_elements - num_skipped)
+    num_skipped = cursor.skip(num_elements)
     if num_skipped < num_elements:
         raise shorter(num_elements, num_skipped)
 

@@ -14,6 +14,7 @@ from dask._task_spec import GraphNode, List, Task, TaskRef
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.failing.packed_error import raising_packed
+from daskdist.core.failing.try_each import TryEachRead
 from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
@@ -169,13 +170,13 @@ def _with_blocks_read(primitive: Primitive, caller: RecordCaller, sources: list[
     splits = primitive.splits()
     if isinstance(splits, EndlessSplits):
         return primitive
-    first = len(sources)
+    first, function = len(sources), TryEachRead(primitive.function, primitive.is_paired)
     for split in splits:
         if primitive.graph is None:
-            sources.append(caller.source(primitive.function, split, name=primitive.name))
+            sources.append(caller.source(function, split, name=primitive.name))
         else:
             value = caller.upstream(primitive.graph, split.payload)
-            sources.append(caller.write_task(primitive.name, primitive.function, split, value))
+            sources.append(caller.write_task(primitive.name, function, split, value))
     return Read(ReadBlocks(range(first, len(sources))), operator.attrgetter("payload"), primitive.name)
 
 

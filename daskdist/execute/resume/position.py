@@ -22,7 +22,7 @@ from daskdist.execute.resume.packing import pack, unpack
 from daskdist.execute.resume.recorded_answers import Answers, Known
 from daskdist.url_secrets import without_secrets
 
-VERSION: Final = 9
+VERSION: Final = 10
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class StreamPosition:
         The pass.
     seeds
         The seeds that operations have drawn for themselves.
-    num_elements, num_errors
-        The number of elements that were handed out, and of errors that were raised and are not among the answers.
+    num_elements
+        The number of elements that were handed out, with those that failed.
     answers
         The answers that the stream got.
     """
@@ -44,19 +44,18 @@ class StreamPosition:
     epoch: Epoch
     seeds: list[int]
     num_elements: int
-    num_errors: int
     answers: Answers
 
     def as_plain(self, caller: Caller) -> list[Any]:
         """Return the position as data; ``caller`` has the values that chains carry."""
         answers = self.answers.as_plain(lambda handle: _value_of(handle, caller))
-        return [self.epoch, self.seeds, self.num_elements, self.num_errors, answers]
+        return [self.epoch, self.seeds, self.num_elements, answers]
 
     @classmethod
     def of_plain(cls, content: Sequence[Any]) -> StreamPosition:
         """Return the position that `as_plain` returned."""
-        epoch, seeds, num_elements, num_errors, answers = content
-        return cls(epoch, seeds, num_elements, num_errors, Answers.of_plain(answers))
+        epoch, seeds, num_elements, answers = content
+        return cls(epoch, seeds, num_elements, Answers.of_plain(answers))
 
 
 def _value_of(handle: Any, caller: Caller) -> Any:

@@ -10,14 +10,11 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from daskdist.core.failing.failed_elements import Carried, LeftOut
-from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Epoch
 from daskdist.core.structure import FIXED_SIZE_KINDS
 from daskdist.execute.resume.packing import is_plain, narrowed
@@ -28,10 +25,6 @@ Path = tuple[Any, ...]
 # The key of a log: the primitive's path, the pass, and the number of earlier logs with both.
 LogKey = tuple[Path, Epoch, int]
 
-# In place of a number of rows: the block has failed elements, and is made again.
-HAS_FAILED: Final = -2
-# In place of a computation: the number of inputs before those of the call that failed.
-INPUTS_BEFORE: Final = -1
 # The most bytes per element of a recorded fact; larger facts are computed again.
 _MOST_FACT_BYTES: Final = 64
 _SMALL_FACT_BYTES: Final = 1024
@@ -47,25 +40,17 @@ class PathKey(NamedTuple):
     number: int
 
 
-class _FailedInput(NamedTuple):
-    # An element that failed, and the numbers of errors that were raised and of elements that were handed out
-    # before any position that needs to know it: 0 if it failed before this stream was opened, or was only logged. For
-    # an element of a chain they are those of the element that was made of it, which another log may have, too.
-    element: LeftOut
-    num_errors: int = 0
-    num_elements: int = 0
-    is_of_chain: bool = False
-
-
 class AnswerLog:
     """The answers for one cursor, in the order in which it got them.
 
     Attributes
     ----------
     cuts
-        For each call how much of the input it took, in a unit that the cursor defines.
+        For each call how much of the input it took, in a unit that the cursor defines. Of an arrangement, the numbers
+        of the streams that could not be opened.
     rows
-        For each block that was handed out its number of rows, or `HAS_FAILED`.
+        For each block that was handed out its number of rows, with those that failed. Of facts, `FAILED` for an element
+        that has none; of a generator, `FAILED` after the number of its elements if the last one failed.
     order
         For each block that was handed out the number of its call, if blocks come in any order.
     facts
@@ -76,15 +61,6 @@ class AnswerLog:
         Values that an arrangement recorded.
     points
         States of an arrangement, each with its place.
-    left_out
-        For some calls, by number, the elements that failed before the position; instead of a computation,
-        `INPUTS_BEFORE` with a number of inputs. Elements whose errors were not raised yet are not among them: they are
-        tried again.
-    num_done, failed
-        The number of first calls of a chain that were over when the position was taken, and of these the elements that
-        failed and are not in `left_out`, by call. All others were counted in the value that the chain carries.
-    outputs
-        For some calls of a chain a handle of the value after it, with the number of calls so far.
     """
 
     __slots__ = (
@@ -92,12 +68,8 @@ class AnswerLog:
         "carried",
         "cuts",
         "facts",
-        "failed",
-        "left_out",
-        "num_done",
         "num_lengths",
         "order",
-        "outputs",
         "points",
         "rows",
         "values",
@@ -111,15 +83,11 @@ class AnswerLog:
         self.carried: dict[int, Any] = {}
         self.values: list[Any] = []
         self.points: list[tuple[int, Any]] = []
-        self.left_out: dict[int, list[_FailedInput]] = {}
-        self.num_done = 0
-        self.failed: dict[int, frozenset[int]] = {}
-        self.outputs: list[tuple[int, Any]] = []
         # The number of recorded lengths.
         self.num_lengths = 0
 
     def __len__(self) -> int:
-        parts = (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.points, self.left_out)
+        parts = (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.points)
         return sum(map(len, parts))
 
     def cut(self, number: int) -> int | None:
@@ -140,54 +108,6 @@ class AnswerLog:
             fact = narrowed(fact) if fact.dtype.kind in "iu" and fact.size else fact.copy()
         self.facts.append(fact if is_small else None)
 
-    def note_raised(self, number: int, place: tuple[int, int], num_errors: int) -> None:
-        """Record that an element of a call failed, and that its error was the ``num_errors``-th to be raised."""
-        self.left_out.setdefault(number, []).append(_FailedInput(LeftOut(*place, is_raised=True), num_errors))
-
-    def note_uncounted(self, call: int, number: int, *, num_errors: int, num_elements: int) -> None:
-        """Record that an element of a call of a chain failed; it counts once so many errors and elements came."""
-        element = LeftOut(0, number, is_raised=True)
-        self.left_out.setdefault(call, []).append(_FailedInput(element, num_errors, num_elements, is_of_chain=True))
-
-    def note_logged(self, number: int, notes: Sequence[Skipped]) -> None:
-        """Record the elements that a call left out because they failed."""
-        for note in notes:
-            if note.place is not None:
-                self.left_out.setdefault(number, []).append(_FailedInput(LeftOut(*note.place, is_raised=False)))
-
-    def elements_left_out(self, number: int) -> tuple[LeftOut, ...]:
-        """Return the elements of a call that failed before the position."""
-        return tuple([failed.element for failed in self.left_out.get(number, ())])
-
-    @property
-    def has_raised(self) -> bool:
-        """Return whether errors were raised."""
-        return any(failed.element.is_raised for elements in self.left_out.values() for failed in elements)
-
-    def at(self, num_elements: int, num_errors: int) -> AnswerLog:
-        """Return the log with only those elements left out that failed within so many elements and errors."""
-        log = copy.copy(self)
-        log.left_out = {}
-        for number, elements in self.left_out.items():
-            before = [
-                _FailedInput(failed.element)
-                for failed in elements
-                if failed.num_errors <= num_errors and failed.num_elements <= num_elements
-            ]
-            if before:
-                log.left_out[number] = before
-        return log
-
-    def num_left_out(self, number: int) -> int:
-        """Return the number of elements that are left out in the calls of a chain before one."""
-        calls = [elements for call, elements in self.left_out.items() if call < number]
-        # An element that several others were made of was recorded with each of them.
-        return sum(len({failed.element for failed in elements}) for elements in calls)
-
-    def carried_again(self, number: int, state: Any) -> Carried:
-        """Return a value that a call of a chain got, which counts no elements that failed before it."""
-        return Carried(state, self.num_left_out(number), (), number)
-
     def note_carried(self, number: int, handle: Any) -> None:
         """Record a handle of a carried value; if there are many, some of the earlier ones are dropped."""
         self.carried[number] = handle
@@ -195,29 +115,6 @@ class AnswerLog:
             numbers = sorted(self.carried)
             for place in numbers[1 : _MOST_CARRIED // 2 : 2]:
                 del self.carried[place]
-
-    def note_output(self, num_calls: int, handle: Any, is_done: Callable[[Any], bool]) -> None:
-        """Record a handle of the value after some calls of a chain, and drop those before the last that is done."""
-        self.outputs.append((num_calls, handle))
-        last_done = next((k for k in reversed(range(len(self.outputs))) if is_done(self.outputs[k][1])), None)
-        if last_done is not None:
-            self.num_done = max(self.num_done, self.outputs[last_done][0])
-            del self.outputs[:last_done]
-
-    def counted(self, result: Callable[[Any], Carried | None]) -> tuple[int, list[list[int]]]:
-        """Return ``num_done``, and ``failed`` as pairs; ``result`` returns the value of a handle, or None."""
-        failed = [(call, number) for call, numbers in self.failed.items() for number in numbers]
-        for num_calls, handle in reversed(self.outputs):
-            value = result(handle)
-            if value is not None:
-                # These calls were made again, and those before and after them were not.
-                others = [element for element in failed if not value.first_call <= element[0] < num_calls]
-                failed, num_done = [*others, *value.failed], max(self.num_done, num_calls)
-                break
-        else:
-            num_done = self.num_done
-        left_out = {(call, failed.element.number) for call, elements in self.left_out.items() for failed in elements}
-        return num_done, [list(element) for element in sorted(failed) if element not in left_out]
 
     def note_point(self, place: int, state: Any) -> None:
         """Record a state at a place after the last one; if there are many, some of the earlier ones are dropped."""
@@ -231,9 +128,8 @@ class AnswerLog:
         return next((point for point in reversed(self.points) if point[0] <= place), None)
 
     def with_facts(self, calls: range) -> AnswerLog:
-        """Return the log with the facts of some calls only, and nothing of calls after them and after failures."""
+        """Return the log with the facts of some calls only, and nothing of calls after them."""
         log = copy.copy(self)
-        calls = range(calls.start, max(calls.stop, *[number + 1 for number in self.left_out], 0))
         log.cuts, log.rows = self.cuts[: calls.stop], self.rows[: calls.stop]
         log.facts = [*([None] * calls.start), *self.facts[calls.start : calls.stop]]
         return log
@@ -285,7 +181,7 @@ class UsedAnswers:
 class Known(NamedTuple):
     """A carried value that is known, rather than the handle of one."""
 
-    value: Carried
+    value: Any
 
 
 class Answers:
@@ -316,17 +212,6 @@ class Answers:
             other.logs[key] = kept.with_points(used.points[id(log)]) if id(log) in used.points else kept
         return other
 
-    def at(self, num_elements: int, num_errors: int) -> tuple[Answers, int]:
-        """Return the answers after so many elements and errors, and the number of errors that they do not have."""
-        logs = [log for log in self.logs.values() if log.left_out]
-        if not logs:
-            return self, num_errors
-        other = self.again()
-        other.logs = {key: log.at(num_elements, num_errors) if log.left_out else log for key, log in self.logs.items()}
-        elements = [failed for log in logs for of_call in log.left_out.values() for failed in of_call]
-        noted = [failed for failed in elements if not failed.is_of_chain and 0 < failed.num_errors <= num_errors]
-        return other, num_errors - len(noted)
-
     def add(self, others: Answers, path: Path) -> None:
         """Add the logs of another stream, which is part of this one at a path."""
         for (its_path, epoch, number), log in others.logs.items():
@@ -355,35 +240,22 @@ class Answers:
         entries = []
         for (path, epoch, number), log in self.logs.items():
             if len(log):
-                carried = [(place, result(handle)) for place, handle in log.carried.items()]
-                # Leave out values that count other elements than the resumed pass, which tries some failed ones again.
-                known = [
-                    [place, list(value.state)]
-                    for place, value in carried
-                    if value is not None and value.num_uncounted == log.num_left_out(place) and is_plain(value.state)
-                ]
-                left_out = [[place, list(map(tuple, log.elements_left_out(place)))] for place in log.left_out]
-                answers = [log.cuts, log.rows, log.order, log.facts, known, log.values, log.points, left_out]
-                entries.append([list(path), epoch, number, *answers, *log.counted(result)])
+                values = [(place, result(handle)) for place, handle in log.carried.items()]
+                known = [[place, list(value)] for place, value in values if value is not None and is_plain(value)]
+                answers = [log.cuts, log.rows, log.order, log.facts, known, log.values, log.points]
+                entries.append([list(path), epoch, number, *answers])
         return entries
 
     @classmethod
     def of_plain(cls, entries: Sequence[Any]) -> Answers:
         """Return the answers that `as_plain` returned."""
         answers = cls()
-        for path, epoch, number, cuts, rows, order, facts, carried, values, points, left_out, done, failed in entries:
+        for path, epoch, number, cuts, rows, order, facts, carried, values, points in entries:
             steps = tuple([step if isinstance(step, int) else PathKey(*step) for step in path])
             log = answers.logs[steps, epoch, number] = AnswerLog()
             log.cuts, log.rows, log.order, log.facts, log.values, log.points = cuts, rows, order, facts, values, points
-            log.num_done = done
-            log.failed = {
-                call: frozenset(map(itemgetter(1), elements)) for call, elements in groupby(failed, itemgetter(0))
-            }
             log.num_lengths = sum(log.rows[1::2])
-            log.left_out = {
-                place: [_FailedInput(LeftOut(*element)) for element in elements] for place, elements in left_out
-            }
-            log.carried = {place: Known(log.carried_again(place, tuple(value))) for place, value in carried}
+            log.carried = {place: Known(tuple(value)) for place, value in carried}
         return answers
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskdist.core.failing.failed_elements import NO_ELEMENT_FAILED, FailedBeforeError, of_element
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
@@ -50,13 +49,16 @@ class Lane:
     lengths
         The handle of the number of rows of each element of the block, if that was requested.
     num_rows
-        For each step the number of rows of its element, if arithmetic gives it.
+        For each step the number of rows of its element, if arithmetic gives it or it was requested.
+    failed
+        The places of elements that failed, if the numbers of rows were requested.
     """
 
     ref: BlockRef | None
     places: Sequence[int]
     lengths: Handle | None = None
     num_rows: np.ndarray[Any, Any] | None = None
+    failed: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -158,9 +160,8 @@ class BundleBuilder:
         self._num_used = 0
         # The number of steps of the first bundle if its blocks are available already.
         self._num_available = 0
+        # An error that ends the pass, raised when the elements before it were handed out.
         self.failure: Exception | None = None
-        # The number of errors that were raised.
-        self.num_errors = 0
         self._primitive, self._epoch = primitive, epoch
         if epoch is not None:
             interpreter.note_stream(primitive, epoch)
@@ -174,16 +175,12 @@ class BundleBuilder:
         epoch: Epoch,
         answers: Answers,
         num_elements: int,
-        num_errors: int,
-        *,
-        is_exact: bool = False,
     ) -> None:
         """Continue from a position; the parameters are those of `Interpreter.open_at`."""
         self._primitive, self._epoch = primitive, epoch
-        self._num_passed, self.num_errors = num_elements, num_errors
-        self.interpreter.note_stream(primitive, epoch, is_exact=is_exact)
-        open_at = self.interpreter.open_at
-        self.source = open_at(primitive, epoch, answers, num_elements, num_errors, is_exact=is_exact)
+        self._num_passed = num_elements
+        self.interpreter.note_stream(primitive, epoch)
+        self.source = self.interpreter.open_at(primitive, epoch, answers, num_elements)
 
     def __iter__(self) -> Iterator[StepBundle]:
         while True:
@@ -206,47 +203,27 @@ class BundleBuilder:
             self._num_used += len(bundle)
             self._num_passed, self._num_last = self._num_passed + self._num_last, bundle.num_elements
             self.interpreter.num_passed = self._num_passed
-            if self.interpreter.chain_failures:
-                self._note_handed_out(bundle)
             if len(self.interpreter.answers.logs) > self._most_logs:
                 self._drop_old_answers()
             return bundle
         failure, self.failure = self.failure, None
-        if failure is None:
-            raise Exhausted
-        if isinstance(failure, NO_ELEMENT_FAILED):
-            raise failure
-        self.num_errors += 1
-        self.interpreter.note_raised(failure, self.num_errors)
-        raise of_element(failure)
-
-    def _note_handed_out(self, bundle: StepBundle) -> None:
-        failures, num_lanes = self.interpreter.chain_failures, len(bundle.lanes)
-        for number, lane in enumerate(bundle.lanes, 1):
-            if lane.ref is not None:
-                failures.note_handed_out(lane.ref.handle, lane.places, self._num_passed + number, num_lanes)
-        failures.look(self.interpreter.caller, wait=False)
+        raise Exhausted if failure is None else failure
 
     def _drop_old_answers(self) -> None:
-        if self._epoch is not None and not self.num_errors:
+        if self._epoch is not None:
             self.interpreter.drop_answers_before(self._primitive, self._epoch, self._num_passed)
         self._most_logs = max(_MOST_LOGS, 2 * len(self.interpreter.answers.logs))
 
     def _build_ahead(self) -> None:
         num_built = 0
-        while not self._is_done and (not self.ready or self._has_room(num_built)):
+        while not self.is_over and (not self.ready or self._has_room(num_built)):
             try:
                 self.ready.append(self._build())
                 num_built += 1
             except Exhausted:
-                # Other elements may follow the failed one.
-                self.is_over = isinstance(self.failure, (*NO_ELEMENT_FAILED, type(None)))
+                self.is_over = True
             except NotReady:
                 return
-
-    @property
-    def _is_done(self) -> bool:
-        return self.is_over or self.failure is not None
 
     def _has_room(self, num_built: int) -> bool:
         num_ready = sum(map(len, self.ready))
@@ -317,18 +294,13 @@ class BundleBuilder:
     def _pulled(self) -> Run:
         if self.failure is not None:
             raise Exhausted
-        while True:
-            try:
-                return self.source.pull()  # type: ignore[no-any-return, union-attr]
-            except (Exhausted, NotReady):
-                raise
-            except FailedBeforeError:
-                # The error was raised before the position was taken.
-                continue
-            except Exception as error:
-                # Elements before the error are handed out first.
-                self.failure = error
-                raise Exhausted from None
+        try:
+            return self.source.pull()  # type: ignore[no-any-return, union-attr]
+        except (Exhausted, NotReady):
+            raise
+        except Exception as error:
+            self.failure = error
+            raise Exhausted from None
 
     def _lies_here(self, run: Run) -> bool:
         # Consecutive rows of a block that is on the consumer's worker need no gathering.
@@ -354,8 +326,7 @@ class BundleBuilder:
         num_lanes = len(self.workers)
         num_steps = -(-len(run) // num_lanes)
         parts = [run] if num_lanes == 1 else [run.take(np.arange(k, len(run), num_lanes)) for k in range(num_lanes)]
-        # Elements of any consumer may have failed in a chain.
-        are_all_active = self.active is None or self.asks_lengths or self.interpreter.chain_failures
+        are_all_active = self.active is None or self.asks_lengths
         active = range(num_lanes) if are_all_active else tuple(self.active or ())
         all_by = self._by
         if self._as_views is not None and num_lanes > 1 and isinstance(run, Groups):

@@ -6,19 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from daskdist.core.block import Rows, merge
-from daskdist.core.failing.failed_elements import (
-    NO_ELEMENT_FAILED,
-    Carried,
-    FailedBeforeError,
-    FailedElement,
-    LeftOut,
-    TryEachCarried,
-    bundle,
-    failed_of,
-    raw_item,
-)
-from daskdist.core.primitive import Exhausted, NotReady, Split
+from daskdist.core.failing.try_each import TryEachCarried
+from daskdist.core.primitive import Exhausted, Split
 from daskdist.core.selection.runs import RunQueue
 from daskdist.errors import ArgumentError
 
@@ -50,57 +42,43 @@ class ReadKeptSplit:
 
 @dataclass(frozen=True)
 class CallWithCarry:
-    """A call of a function of rows and a carried value."""
+    """A call of a function of rows and a carried value.
+
+    Parameters
+    ----------
+    function
+        The function, for elements some of which failed.
+    name
+        The name of the operation, for messages.
+    num_rows, carried
+        The number of results, and the value that was carried on, before a position was taken; None if it is unknown.
+    """
 
     function: TryEachCarried
     name: str
+    num_rows: int | None = None
+    carried: tuple[Any, ...] | None = None
 
-    def __call__(
-        self,
-        values: Sequence[Any],
-        chain: str,
-        call: int,
-        left_out: tuple[LeftOut, ...],
-        failed_before: frozenset[int] | None,
-        num_passed: NumPassed,
-        num_before: int,
-        num_rows: int | None,
-    ) -> tuple[Rows, Carried]:
-        """Return the results and the value to carry on.
-
-        Parameters
-        ----------
-        values
-            The rows and the carried value.
-        chain, call, left_out
-            As in `TryEachCarried`.
-        failed_before
-            The numbers of other elements that failed when the position was taken; None if the call was not over then.
-        num_passed
-            The number of the chain's first elements that may be before the position.
-        num_before
-            The number of its elements before those of this call.
-        num_rows
-            The number of results before the position was taken, if that is known.
-        """
-        source_rows, carried = values
-        rows, carried = self.function(source_rows, carried, chain, call, left_out)
-        if num_rows is not None and len(rows) != num_rows:
-            raise changed_length(self.name, rows.label or "some data", num_rows, len(rows))
-        if failed_before is None:
-            return rows, carried
-        may_fail = failed_before | {element.number for element in left_out}
-        for number, failed in failed_of(rows):
-            if number < num_passed.number - num_before and number not in may_fail:
-                raise fails_now(self.name, failed.error) from failed.error
+    def __call__(self, values: Sequence[Any]) -> tuple[Rows, Any]:
+        rows, carried = self.function(*values)
+        if self.num_rows is not None:
+            check_length(self.name, rows, self.num_rows)
+        if self.carried is not None and not _are_equal(carried, self.carried):
+            raise ArgumentError(
+                f"load_state_dict: {self.name} has another state after {rows.label or 'some data'} than before the "
+                "position was taken: the data or a function has changed, or an element fails that did not fail before, "
+                "or the other way round"
+            )
         return rows, carried
 
 
-@dataclass
-class NumPassed:
-    """The number of a chain's first elements that may be before the position from which it continues."""
+def _are_equal(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(values) == len(others) and all(map(_is_equal, values, others))
 
-    number: int = 0
+
+def _is_equal(value: Any, other: Any) -> bool:
+    one, two = np.asarray(value), np.asarray(other)
+    return np.array_equal(one, two, equal_nan=one.dtype.kind in "fc")
 
 
 @dataclass(frozen=True)
@@ -132,25 +110,20 @@ class OfLength:
 
     def __call__(self, values: Sequence[Any]) -> Rows:
         rows: Rows = values[0]
-        if len(rows) == self.num_rows:
-            return rows
-        for _, failed in failed_of(rows):
-            raise fails_now(self.name, failed.error) from failed.error
-        raise changed_length(self.name, rows.label or "some data", self.num_rows, len(rows))
+        check_length(self.name, rows, self.num_rows)
+        return rows
 
 
-@dataclass(frozen=True)
-class RepeatedCall:
-    """A function of rows that did not fail for them before a position was taken."""
+def check_length(name: str, rows: Rows, num_rows: int) -> None:
+    """Check that a call makes as many elements as before a position was taken.
 
-    function: Callable[[Rows], Any]
-    name: str
-
-    def __call__(self, rows: Rows) -> Any:
-        try:
-            return self.function(rows)
-        except Exception as error:
-            raise fails_now(self.name, error) from error
+    Raises
+    ------
+    ArgumentError
+        It makes another number.
+    """
+    if len(rows) != num_rows:
+        raise changed_length(name, rows.label or "some data", num_rows, len(rows))
 
 
 def changed_length(name: str, label: str, num_before: int, num_now: int) -> ArgumentError:
@@ -168,23 +141,11 @@ def fill_again(waiting: RunQueue, pull: Callable[[], Any], num_elements: int, na
     """
     try:
         waiting.fill(pull, num_elements)
-    except (ArgumentError, *NO_ELEMENT_FAILED, FailedBeforeError, NotReady):
-        raise
     except Exhausted:
         raise ArgumentError(
             f"load_state_dict: {name} had more elements before the position was taken than there are now; the data or "
             "a function has changed"
         ) from None
-    except Exception as error:
-        raise fails_now(name, error) from error
-
-
-def fails_now(name: str, error: Exception) -> ArgumentError:
-    """Return the error for an element that a call needs, and that did not fail before a position was taken."""
-    return ArgumentError(
-        f"load_state_dict: {name} needs an element that it had before the position was taken and that fails "
-        f"now: {error}"
-    )
 
 
 def pulled(values: Sequence[Any], num_rows: int, first_needed: int | None = None) -> Rows:
@@ -199,38 +160,17 @@ class PulledAgain:
 
     Parameters
     ----------
-    name
-        The name of the operation, for messages.
-    left_out, failed
-        The numbers of rows that failed: before the position, and after it.
     first
         The number of rows of the calls before; None if these are made, too.
     """
 
-    name: str
-    left_out: frozenset[int]
-    failed: frozenset[int]
     first: int | None = None
 
     def __call__(self, values: Sequence[Any], num_rows: int) -> Rows:
-        rows = pulled_exactly(values, num_rows) if self.first is None else values[0].pull_from(self.first, num_rows)
-        failed_now = dict(failed_of(rows))
-        if values[0].carries_state:
-            # The pass runs from its start. Later elements depend on what failed in it.
-            for number in failed_now.keys() - self.left_out - self.failed:
-                raise fails_now(self.name, failed_now[number].error) from failed_now[number].error
-            if self.left_out - failed_now.keys():
-                raise ArgumentError(
-                    f"load_state_dict: an element of {self.name} failed before the position was taken and does not "
-                    "fail now; scan would count it in later results"
-                )
-        if not self.left_out:
-            return rows
-        items = [
-            FailedElement(FailedBeforeError(), "", (0, k)) if k in self.left_out else raw_item(rows, k)
-            for k in range(len(rows))
-        ]
-        return bundle(rows.structure, items, rows.label)
+        if self.first is None:
+            return pulled_exactly(values, num_rows)
+        rows: Rows = values[0].pull_from(self.first, num_rows)
+        return rows
 
 
 def pulled_exactly(values: Sequence[Any], num_rows: int, first_needed: int | None = None) -> Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -10,22 +9,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 from daskdist.cached_property import cached_property
-from daskdist.core.failing.composed import stages_of
-from daskdist.core.failing.failed_elements import (
-    Carried,
-    FailedBeforeError,
-    FailedElement,
-    TryEach,
-    TryEachCarried,
-    TryEachStage,
-)
+from daskdist.core.failing.try_each import TryEach, TryEachCarried
 from daskdist.core.primitive import (
     Chain,
     Compute,
     Cursor,
     Epoch,
     Exhausted,
-    NotingPosition,
     NotReady,
     same,
 )
@@ -34,9 +24,9 @@ from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle
-from daskdist.execute.resume.deferring import Deferred, real
-from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Known, Path, PathKey
-from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, NumPassed, OfLength, fill_again
+from daskdist.execute.resume.deferring import Deferred
+from daskdist.execute.resume.recorded_answers import AnswerLog, Known, Path, PathKey
+from daskdist.execute.stream.calls import CallWithCarry, Constant, GetItem, OfLength, fill_again
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
@@ -54,8 +44,8 @@ class BlockCursor:
 
     # True if blocks are handed out in the order in which they were requested.
     in_order = True
-    # True if the cursor continues after its input raised an error; a source ends there.
-    continues = False
+    # True if the block that is measured is kept until the report on it has arrived.
+    keeps_sample = False
     # True if blocks are unchanged data, so that their size and the time that they take are known beforehand.
     is_plain = False
     # The number of rows that the last call computed if its time is of interest; 0 if it is not.
@@ -87,21 +77,15 @@ class BlockCursor:
         self._may_be_large = may_be_large
         sizes = Sizes(num_rows=_FEW_ROWS) if may_be_large else Sizes()
         self._sizes = runtime.sizes.setdefault(path, sizes) if self._is_lasting else sizes
-        self.failure: FailedElement | None = None
-        # The elements of the current block that were not handed out yet, its failed elements with their places, and the
-        # number of its call.
-        self.rest: Any = None
-        self.failed: deque[tuple[int, FailedElement]] = deque()
-        self._number_of_failed = 0
+        # An error that ends the stream, raised when the blocks before it were handed out.
+        self.failure: Exception | None = None
 
     def pull(self) -> Run:
         while True:
-            if self.rest is not None:
-                return self._next_of_rest()
             self._ask_ahead()
             if not self.pending:
                 failure, self.failure = self.failure, None
-                raise Exhausted if failure is None else failure.error
+                raise Exhausted if failure is None else failure
             ref = self._first()
             if ref.num_rows < 0:
                 self._count(ref)
@@ -113,9 +97,8 @@ class BlockCursor:
             if not self.in_order:
                 self._note_turn(ref)
             if ref.num_rows:
-                self.rest = Selection.whole(ref)
-            else:
-                self._came_empty()
+                return Selection.whole(ref)
+            self._came_empty()
 
     def _is_first_sample(self, ref: BlockRef) -> bool:
         # A block that was handed out may be freed before it is measured, and so may those after it.
@@ -123,23 +106,6 @@ class BlockCursor:
         if sizes.are_known or sizes.sample is None or not (runtime.waits and runtime.caller.reports_freely):
             return False
         return sizes.sample[0]() is ref
-
-    def _next_of_rest(self) -> Run:
-        # Return the elements before the next failed one; if that comes first, raise its error and skip it.
-        run, self.rest = self.rest, None
-        if not self.failed:
-            return run  # type: ignore[no-any-return]
-        place = self.failed[0][0] - run.rows.start
-        if place:
-            self.rest = run[place:]
-            return run[:place]  # type: ignore[no-any-return]
-        failed = self.failed.popleft()[1]
-        if len(run) > 1:
-            self.rest = run[1:]
-        error = failed.again()
-        if failed.place is not None and not isinstance(error, FailedBeforeError):
-            self.runtime.note_failure(error, self.log, self._number_of_failed, failed.place)
-        raise error
 
     @cached_property
     def log(self) -> AnswerLog:
@@ -205,8 +171,7 @@ class BlockCursor:
 
     def _count(self, ref: BlockRef) -> None:
         runtime, rows = self.runtime, self.log.rows
-        number = self.num_counted if self.in_order else self._numbers[id(ref)]
-        if self.num_counted < len(rows) and rows[self.num_counted] != HAS_FAILED:
+        if self.num_counted < len(rows):
             ref.num_rows = rows[self.num_counted]
             self.num_counted += 1
             function = OfLength(self._name, ref.num_rows)
@@ -215,15 +180,11 @@ class BlockCursor:
         report = runtime.caller.report(ref.handle, wait=runtime.waits)
         if report is None:
             raise NotReady
-        if self.num_counted == len(rows):
-            rows.append(HAS_FAILED if report.failed else report.num_rows)
+        rows.append(report.num_rows)
         self.num_counted += 1
         ref.num_rows = report.num_rows
         runtime.resize(ref, report.nbytes)
         self._sizes.unmeasured.discard(ref)
-        self.failed.extend(report.failed)
-        self._number_of_failed = number
-        self.log.note_logged(number, report.skipped)
         runtime.note_skipped(report.skipped)
 
     def _ask_ahead(self) -> None:
@@ -245,9 +206,7 @@ class BlockCursor:
                     raise
                 return
             except Exception as error:
-                # Blocks that were requested before the error are handed out first.
-                self.failure = FailedElement(error)
-                self.is_over = not self.continues
+                self.failure, self.is_over = error, True
             else:
                 self._push(ref)
                 self._note_sample(ref)
@@ -263,7 +222,7 @@ class BlockCursor:
         if sizes.sample is None and (self.runtime.caller.reports_freely or is_new):
             # The time of this call decides the number of rows of the next calls. Calls of a chain wait for each other,
             # so that its blocks may be used up before the report on one has come.
-            ref = (lambda: latest) if self.num_timed or self.continues else weakref.ref(latest)
+            ref = (lambda: latest) if self.num_timed or self.keeps_sample else weakref.ref(latest)
             sizes.sample, sizes.num_calls = (ref, latest.nbytes, self.num_timed), 1
         self._learn(wait=False)
 
@@ -331,7 +290,7 @@ class BlockCursor:
         total, log = 0, self.log
         while self.num_cut < min(len(log.cuts), len(log.rows)) and not self.pending:
             rows = log.rows[self.num_cut]
-            if not 0 <= rows <= num_rows - total or not skip_inputs(log.cuts[self.num_cut]):
+            if rows > num_rows - total or not skip_inputs(log.cuts[self.num_cut]):
                 break
             total += rows
             self.num_cut, self.num_counted = self.num_cut + 1, self.num_counted + 1
@@ -341,7 +300,7 @@ class BlockCursor:
 class ComputeCursor(BlockCursor):
     """A cursor over blocks computed from blocks, or from batches gathered for the purpose."""
 
-    continues = True
+    keeps_sample = True
 
     def __init__(self, runtime: StreamRuntime, compute: Compute, path: Path, epoch: Epoch, source: Cursor) -> None:
         super().__init__(runtime, compute.factor, path, epoch, compute.name, may_be_large=compute.may_be_large)
@@ -349,8 +308,6 @@ class ComputeCursor(BlockCursor):
         self.in_order = compute.in_order
         self.source = source
         self.waiting = RunQueue()
-        # The number of blocks that may be before the position, and of their inputs.
-        self._inputs_passed = 0, 0
 
     def _ask(self) -> BlockRef:
         is_recorded = not self._is_known
@@ -362,9 +319,6 @@ class ComputeCursor(BlockCursor):
         worker = runtime.near(run)
         if compute.function is same:
             function: Callable[[Any], Any] = same
-        elif is_recorded:
-            left_out = self.log.elements_left_out(self.num_cut - 1)
-            function = TryEachStage(stages_of(compute.function), left_out)
         else:
             function = TryEach(compute.function, compute.factor)
         handle = runtime.ask(
@@ -376,18 +330,6 @@ class ComputeCursor(BlockCursor):
             is_costly=compute.costly is not None,
         )
         return self._refer(handle, len(run), int(run_bytes(run)), worker)
-
-    def note_num_passed(self, num_elements: int) -> None:
-        """Note that the position is after this many elements."""
-        if not (self.in_order and isinstance(self.source, NotingPosition)):
-            return
-        if self.factor is None:
-            num_blocks, num_inputs = self._inputs_passed
-            num_inputs += sum(self.log.cuts[num_blocks : self.num_counted])
-            self._inputs_passed = self.num_counted, num_inputs
-            self.source.note_num_passed(num_inputs)
-        elif self.factor:
-            self.source.note_num_passed(-(-num_elements // self.factor))
 
     @property
     def _is_known(self) -> bool:
@@ -408,7 +350,7 @@ class ComputeCursor(BlockCursor):
 class ChainCursor(BlockCursor):
     """A cursor over blocks computed from blocks, each with the value carried over from the one before."""
 
-    continues = True
+    keeps_sample = True
 
     def __init__(self, runtime: StreamRuntime, chain: Chain, path: Path, epoch: Epoch, source: Cursor) -> None:
         super().__init__(runtime, chain.factor, path, epoch, chain.name, may_be_large=chain.may_be_large)
@@ -416,80 +358,34 @@ class ChainCursor(BlockCursor):
         self.source = source
         self.waiting = RunQueue()
         self._carried: Handle | None = None
-        # The number of elements of all calls, and of those that may be before the position: all, if results are left
-        # out, since these are not numbered as the elements are.
-        self._num_asked = 0
-        self._num_passed = NumPassed(0 if chain.factor == 1 else sys.maxsize)
-        # The last call, and a function that returns the handle of its rows, or None if nothing needs them.
-        self._last_call: Handle | None = None
-        self._last_rows: Callable[[], Handle | None] = lambda: None
-
-    @cached_property
-    def _key(self) -> str:
-        return self.runtime.chain_failures.key_of(self.log)
 
     def _ask(self) -> BlockRef:
-        number, is_new = self.num_cut, self.num_cut >= len(self.log.cuts)
+        number = self.num_cut
         run = self._next_rows(self.waiting, self.source, self._next_cut())
         self._note_cut(len(run))
-        worker, caller = self.runtime.near(run), self.runtime.caller
+        worker, caller, name = self.runtime.near(run), self.runtime.caller, self.chain.name
         known = self.log.carried.get(number)
         if isinstance(known, Known):
-            self._carried = self._known_or_carried(known.value, worker)
+            self._carried = self._handle_of(known.value, worker)
         elif self._carried is None:
-            self._carried = self._handle_of(Carried(self.chain.initial), worker)
-        elif is_new:
-            self.log.note_carried(number, self._carried)
-        both = self._both(run, self._carried, worker, number)
-        self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{self.chain.name}-carried")
-        if not self.runtime.is_trial:
-            self.log.note_output(number + 1, self._carried, self._is_done)
-        # The rows depend on the value, so that no element of a call is handed out before its value is known.
-        needs = [both, self._carried]
-        rows = caller.call(GetItem(0), needs, worker=worker, name=f"{self.chain.name}-rows")
-        self._last_call, self._last_rows = both, weakref.ref(rows) if isinstance(rows, Deferred) else lambda: None
-        return self._refer(rows, len(run), int(run_bytes(run)), worker)
-
-    def note_num_passed(self, num_elements: int) -> None:
-        """Note that the position is after this many elements."""
-        if self.chain.factor == 1:
-            self._num_passed.number = num_elements
-            if isinstance(self.source, NotingPosition):
-                self.source.note_num_passed(num_elements)
-
-    def _is_done(self, handle: Handle) -> bool:
-        if isinstance(handle, Deferred):
-            return handle.is_made and bool(self.runtime.caller.is_done(handle.handle))
-        return bool(self.runtime.caller.is_done(handle))
-
-    def _handle_of(self, carried: Carried, worker: str | None) -> Handle:
-        return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
-
-    def _known_or_carried(self, known: Carried, worker: str | None) -> Handle:
-        # Return the value of the call before where that is made again: an element may fail there that did not before.
-        carried, last_call, last_rows = self._carried, self._last_call, self._last_rows
-        if carried is None:
-            return self._handle_of(known, worker)
-        if not isinstance(last_call, Deferred):
-            return carried
-
-        def make(needs: Any) -> Handle:
-            is_made = last_call.is_made or last_rows() is not None
-            return real(carried if is_made else self._handle_of(known, worker))
-
-        return Deferred((), make)
-
-    def _both(self, run: Any, carried: Handle, worker: str | None, number: int) -> Handle:
-        runtime, chain = self.runtime, self.chain
+            self._carried = self._handle_of(self.chain.initial, worker)
         # Passing a function, even the identity, makes gathered rows record their origin for error messages.
-        rows = runtime.ask(run, worker=worker, name="gather", function=same)
-        function = CallWithCarry(TryEachCarried(chain.function), chain.name)
+        rows = self.runtime.ask(run, worker=worker, name="gather", function=same)
         num_rows = self.log.rows[number] if number < len(self.log.rows) else None
-        failed_before = self.log.failed.get(number, frozenset()) if number < self.log.num_done else None
-        left_out, num_before = self.log.elements_left_out(number), self._num_asked
-        self._num_asked += len(run)
-        args = self._key, number, left_out, failed_before, self._num_passed, num_before, num_rows
-        return runtime.caller.call(function, [rows, carried], *args, worker=worker, name=chain.name)
+        following = self.log.carried.get(number + 1)
+        carried_before = following.value if isinstance(following, Known) else None
+        function = CallWithCarry(TryEachCarried(self.chain.function), name, num_rows, carried_before)
+        both = caller.call(function, [rows, self._carried], worker=worker, name=name)
+        self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{name}-carried")
+        if following is None:
+            self.log.note_carried(number + 1, self._carried)
+        # The rows depend on the value, so that no element is handed out before the value is known.
+        needs = [both, self._carried]
+        results = caller.call(GetItem(0), needs, worker=worker, name=f"{name}-rows")
+        return self._refer(results, len(run), int(run_bytes(run)), worker)
+
+    def _handle_of(self, carried: Any, worker: str | None) -> Handle:
+        return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
 
 
 def next_bundle(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from daskdist.core.block import Rows
+from daskdist.core.failing.failed_element import NO_ELEMENT_FAILED, FailedElement
 from daskdist.core.primitive import ElementStream, Exhausted
 from daskdist.core.structure import Leaves
-from daskdist.execute.stream.element_reader import PATIENCE_S, bytes_of
+from daskdist.execute.stream.element_reader import PATIENCE_S, bytes_of, rows_of_items
 
 # The most elements to take at a time.
 MOST_PULLED: Final = 1024
@@ -39,7 +40,7 @@ class ElementPuller:
     def take(self, num_rows: int, *, wait: bool) -> Rows:
         """Return the next ``num_rows`` elements, or fewer if the generator is slow or at its end.
 
-        Empty rows only report elements left out at the end. The elements are pulled now whatever ``wait`` is.
+        The elements are pulled now whatever ``wait`` is.
 
         Raises
         ------
@@ -63,21 +64,21 @@ class ElementPuller:
         self.close()
 
     def _taken(self, num_rows: int, limit_bytes: int | None, patience_s: float | None) -> Rows:
-        items: list[Leaves] = []
+        items: list[Any] = []
         if not self._is_over:
             try:
                 self._pull(items, num_rows, limit_bytes, patience_s)
-            except Exception as error:
+            except NO_ELEMENT_FAILED as error:
                 # Elements before the error are handed out first.
                 self._failure, self._is_over = error, True
-        if items or self._elements is not None:
-            first, self._num_taken = self._num_taken, self._num_taken + len(items)
-            if items or self._failure is None:
-                rows = self._elements.rows(items, first)  # type: ignore[union-attr]
-                if items or rows.skipped:
-                    return rows
-        failure, self._failure = self._failure, None
-        raise Exhausted if failure is None else failure
+            except Exception as error:
+                items.append(FailedElement(error))
+                self._is_over = True
+        if not items:
+            failure, self._failure = self._failure, None
+            raise Exhausted if failure is None else failure
+        first, self._num_taken = self._num_taken, self._num_taken + len(items)
+        return rows_of_items(self._elements, items, first)
 
     def _pull(self, items: list[Leaves], num_rows: int, limit_bytes: int | None, patience_s: float | None) -> None:
         if self._elements is None:

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from daskdist.call_progress import CallProgress, under_way
-from daskdist.core.block import Rows
+from daskdist.core.block import Rows, bundle
+from daskdist.core.failing.failed_element import NO_ELEMENT_FAILED, FailedElement
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import ElementStream, Exhausted, NotReady
-from daskdist.core.structure import Leaves
+from daskdist.core.structure import LONE, Leaves
 from daskdist.waiting import wait_intervals
 
 # Seconds after which the available elements are handed out, though more were requested.
@@ -36,7 +37,8 @@ class _ElementBuffer:
         self.elements: ElementStream | None = None
         # The size of each element; None if sizes differ.
         self.element_bytes: int | None = None
-        self.items: deque[Leaves] = deque()
+        # Elements that were not taken; if one fails, it is the last.
+        self.items: deque[Leaves | FailedElement] = deque()
         self.limit_bytes = limit_bytes
         self.changed = threading.Condition()
         # The total number of elements that may be pulled, and that were pulled; total bytes pulled and taken.
@@ -58,6 +60,10 @@ class _ElementBuffer:
             pull = iter(elements)
             while self._may_pull() and self._pull_some(pull):
                 pass
+        except NO_ELEMENT_FAILED as error:
+            self.failure = error
+        except Exception as error:
+            self.items.append(FailedElement(error))
         except BaseException as error:
             self.failure = error
         if elements is not None:
@@ -130,8 +136,6 @@ class ElementReader:
     def take(self, num_rows: int, *, wait: bool) -> Rows:
         """Return the next ``num_rows`` elements, or fewer if the generator is slow or at its end.
 
-        Empty rows only report elements left out at the end.
-
         Parameters
         ----------
         num_rows
@@ -196,24 +200,38 @@ class ElementReader:
         if not items and buffer.failure is not None:
             failure, buffer.failure = buffer.failure, None
             raise failure
-        if buffer.elements is None:
-            raise Exhausted
         if not items:
-            rows = buffer.elements.rows(items, self._num_taken)
-            if not rows.skipped:
-                raise Exhausted
-            return rows
+            raise Exhausted
         size = buffer.element_bytes
         buffer.taken_bytes += sum(map(bytes_of, items)) if size is None else size * len(items)
         first, self._num_taken = self._num_taken, self._num_taken + len(items)
         if self._is_ahead:
             self._allow(min(num_rows, MOST_ROWS))
-        return buffer.elements.rows(items, first)
+        return rows_of_items(buffer.elements, items, first)
 
 
-def bytes_of(leaves: Leaves) -> int:
+def bytes_of(item: Leaves | FailedElement) -> int:
     """Return the bytes of an element."""
-    return sum([getattr(leaf, "nbytes", 0) for leaf in leaves])
+    return 0 if isinstance(item, FailedElement) else sum([getattr(leaf, "nbytes", 0) for leaf in item])
+
+
+def rows_of_items(elements: ElementStream | None, items: list[Any], first: int) -> Rows:
+    """Return elements of a stream as rows; the last one may have failed.
+
+    Parameters
+    ----------
+    elements
+        The stream; None if it failed to start.
+    items, first
+        The elements, and the number of the first one.
+    """
+    if elements is None or type(items[-1]) is not FailedElement:
+        return bundle(LONE, items) if elements is None else elements.rows(items, first)
+    *good, failed = items
+    if not good:
+        return bundle(LONE, items)
+    rows = elements.rows(good, first)
+    return bundle(rows.structure, [*[rows.raw(index) for index in range(len(rows))], failed], rows.label)
 
 
 def _stop(buffer: _ElementBuffer, thread: threading.Thread) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from daskdist.core.failing.failed_elements import NO_ELEMENT_FAILED, FailedBeforeError
+import numpy as np
+
+from daskdist.core.block import Rows
+from daskdist.core.failing.failed_element import FAILED
 from daskdist.core.failing.origin import Skipped
-from daskdist.core.failing.skip_errors import WithoutInputs
-from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, Noted, NotReady
+from daskdist.core.failing.try_each import TryEach, TryEachMany
+from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, FailedRun, Noted, NotReady
+from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
+from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
-from daskdist.execute.resume.recorded_answers import INPUTS_BEFORE, Path
-from daskdist.execute.stream.calls import GetItem, OfLength, RepeatedCall, changed_length, fill_again
+from daskdist.execute.resume.recorded_answers import Path
+from daskdist.execute.stream.calls import GetItem, OfLength, changed_length, fill_again
 from daskdist.execute.stream.gather import run_bytes
 from daskdist.execute.stream.runtime import StreamRuntime
 
@@ -26,19 +32,18 @@ _FIRST_ELEMENTS = 4
 
 @dataclass(slots=True)
 class _FactCall:
-    # A call: its input elements, the elements that its fact is about, its handle, its number if it is recorded, and
-    # whether it is made again since it failed.
+    # A call: its input elements, the elements that its fact is about, its handle, and its number if it is recorded.
     inputs: Run
     run: Run
     handle: Handle
     number: int | None = None
-    is_again: bool = False
 
 
 class FactCursor:
     """A cursor over elements and facts about them, which are computed ahead on the worker that has the elements.
 
-    Its log has for each call the number of its inputs, the number of elements that it made, and the fact.
+    Its log has for each call the number of its inputs, the number of elements that it made, and the fact. An element
+    that failed, or that the function fails on, is recorded as a call of its own: `pull` raises `FailedRun` for it.
     """
 
     def __init__(self, runtime: StreamRuntime, fact: Fact, path: Path, epoch: Epoch, source: Cursor) -> None:
@@ -48,14 +53,12 @@ class FactCursor:
         self.log = runtime.answers.open(path, epoch)
         self._pending: deque[_FactCall] = deque()
         self.waiting = RunQueue()
+        # The rest of the last call, in order: elements with facts, and elements that failed.
+        self._rest: deque[Noted | FailedRun] = deque()
         # The number of calls that were repeated as recorded.
         self._num_repeated = 0
-        # An error of the input, raised when the elements before it were handed out.
+        # An error that ends the stream, raised when the elements before it were handed out.
         self._failure: Exception | None = None
-        # The error of a call whose failing element was not found yet, and the number of elements that it may be.
-        self._suspect: tuple[Exception, int] | None = None
-        # The numbers of calls for which failed earlier inputs were dropped.
-        self._dropped: set[int] = set()
         # The most bytes of the elements that a call made, for each of its inputs.
         self._input_bytes = 0.0
         # The number of input elements whose facts were handed out.
@@ -63,33 +66,73 @@ class FactCursor:
         self.is_over = False
 
     def pull(self) -> Noted:
+        if not self._rest:
+            self._rest.extend(self._next_call())
+        part = self._rest.popleft()
+        if isinstance(part, FailedRun):
+            raise part
+        return part
+
+    def _next_call(self) -> Sequence[Noted | FailedRun]:
+        # Return the elements of the next call with their facts.
         self._ask_ahead()
         if not self._pending:
             failure, self._failure = self._failure, None
             raise Exhausted if failure is None else failure
-        call = self._pending[0]
-        is_raised = isinstance(call.handle, _Raised)
-        if call.number is not None and self._is_known(call.number) and not is_raised:
-            return self._known(self._pending.popleft(), call.number)
-        caller = self.runtime.caller
-        if not self.runtime.waits and not is_raised and not caller.is_done(call.handle):
+        call, caller = self._pending[0], self.runtime.caller
+        if call.number is not None:
+            known = self._known(call, call.number)
+            if known is not None:
+                self._pending.popleft()
+                self.num_given += len(call.inputs)
+                return [known]
+        if not self.runtime.waits and not caller.is_done(call.handle):
             raise NotReady
-        try:
-            if is_raised:
-                raise call.handle.error
-            fact = caller.result(call.handle)
-        except Exception as error:
-            self._bisect(call, error)
-            return self.pull()
+        result = caller.result(call.handle)
         self._pending.popleft()
-        self._rule_out(len(call.inputs))
-        run, fact = self._made(call, fact) if self.fact.makes_rows else (call.run, fact)
         self.num_given += len(call.inputs)
+        if self.fact.makes_rows:
+            run, fact = self._made(call, result)
+            return [self._noted(run, fact, call)]
+        fact, failed = (result, ()) if self.fact.is_strict else result
+        if call.number is not None and failed:
+            raise ArgumentError(
+                f"load_state_dict: {self.fact.name} needs an element that it had before the position was taken and "
+                "that fails now"
+            )
+        return self._parts(call, fact, failed)
+
+    def _noted(self, run: Run, fact: Any, call: _FactCall) -> Noted:
         if call.number is None:
             self.log.cuts.append(len(call.inputs))
             self.log.rows.append(len(run))
             self.log.note_fact(fact, len(run))
         return Noted(run, fact)
+
+    def _parts(self, call: _FactCall, fact: Any, failed: Sequence[int]) -> list[Noted | FailedRun]:
+        # Cut the elements of a call at those that failed, which have no facts.
+        if not failed:
+            return [self._noted(call.run, fact, call)]
+        parts: list[Noted | FailedRun] = []
+        start = 0
+        for number, stop in enumerate([*failed, len(call.run)]):
+            if start < stop:
+                part = _FactCall(call.run[start:stop], call.run[start:stop], None)
+                parts.append(self._noted(part.run, fact[start - number : stop - number], part))
+            if stop < len(call.run):
+                self.log.cuts.append(1)
+                self.log.rows.append(FAILED)
+                self.log.facts.append(None)
+                parts.append(self._failed(call.run[stop : stop + 1]))
+            start = stop + 1
+        return parts
+
+    def _failed(self, run: Run) -> FailedRun:
+        # An element that failed; one that the function fails on is replaced. If it no longer fails, it is delivered.
+        runtime, name, worker = self.runtime, f"{self.fact.name}-failed", self.runtime.near(run)
+        function = TryEach(CheckedBy(self.fact.function))
+        handle = runtime.ask(run, worker=worker, name=name, function=function)
+        return FailedRun(Selection.whole(runtime.refer(handle, 1, int(run_bytes(run)), worker, runtime.reads)))
 
     def _made(self, call: _FactCall, result: Any) -> tuple[Run, Any]:
         # Return the elements that a call made, and the fact about them.
@@ -100,8 +143,6 @@ class FactCursor:
         if call.number is not None and num_rows != self.log.rows[call.number]:
             raise changed_length(self.fact.name, "the elements", self.log.rows[call.number], num_rows)
         ref.num_rows = num_rows
-        number = len(self.log.cuts) if call.number is None else call.number
-        self.log.note_logged(number, skipped)
         self.runtime.note_skipped(skipped)
         return Selection.whole(ref), fact
 
@@ -109,7 +150,7 @@ class FactCursor:
         """Skip the elements of recorded calls without their facts; fewer if a call is not over."""
         num_skipped = num_inputs = 0
         log, number = self.log, 0
-        while number < len(log.cuts) and log.rows[number] <= num_elements - num_skipped:
+        while number < len(log.cuts) and 0 <= log.rows[number] <= num_elements - num_skipped:
             num_skipped += log.rows[number]
             num_inputs += log.cuts[number]
             number += 1
@@ -121,23 +162,28 @@ class FactCursor:
 
     def _is_known(self, number: int) -> bool:
         # A fact that is of use in its own pass only is not computed again.
-        return self.log.facts[number] is not None or self.fact.is_of_pass
+        return self.log.facts[number] is not None or self.fact.is_of_pass or self.log.rows[number] == FAILED
 
-    def _known(self, call: _FactCall, number: int) -> Noted:
-        self.num_given += len(call.inputs)
-        if self.runtime.used is not None:
-            self.runtime.used.note_calls(self.log, number, number + 1)
+    def _known(self, call: _FactCall, number: int) -> Noted | FailedRun | None:
+        # Return what a recorded call gave; None if it has to be made again.
+        log, runtime = self.log, self.runtime
+        if not self._is_known(number):
+            return None
+        if runtime.used is not None:
+            runtime.used.note_calls(log, number, number + 1)
+        if log.rows[number] == FAILED:
+            return self._failed(call.inputs)
         if self.fact.makes_rows:
             (ref,) = call.run.blocks  # type: ignore[union-attr]
-            ref.num_rows, name = self.log.rows[number], self.fact.name
-            function, caller = OfLength(name, ref.num_rows), self.runtime.caller
-            ref.handle = caller.call(function, [ref.handle], worker=ref.worker, is_cheap=True, name=name)
-            return Noted(Selection.whole(ref), self.log.facts[number])
-        return Noted(call.run, self.log.facts[number])
+            ref.num_rows, name = log.rows[number], self.fact.name
+            function = OfLength(name, ref.num_rows)
+            ref.handle = runtime.caller.call(function, [ref.handle], worker=ref.worker, is_cheap=True, name=name)
+            return Noted(Selection.whole(ref), log.facts[number])
+        return Noted(call.run, log.facts[number])
 
     def _ask_ahead(self) -> None:
         runtime = self.runtime
-        while not self.is_over and self._failure is None and len(self._pending) <= runtime.caller.num_ahead:
+        while not self.is_over and len(self._pending) <= runtime.caller.num_ahead:
             if self._pending and not runtime.reads.has_room():
                 return
             try:
@@ -146,6 +192,8 @@ class FactCursor:
                         self._repeat(self._num_repeated)
                         continue
                     run = self._next_inputs()
+                self._ask(run)
+                self._num_repeated = sys.maxsize
             except Exhausted:
                 self.is_over = True
             except NotReady:
@@ -153,17 +201,11 @@ class FactCursor:
                     raise
                 return
             except Exception as error:
-                if not self._pending:
-                    raise
-                self._failure = error
-            else:
-                self._ask(run)
-                self._num_repeated = sys.maxsize
+                self._failure, self.is_over = error, True
 
     def _repeat(self, number: int) -> None:
         # Make a recorded call, if its fact or the elements that it makes are needed.
         num_inputs = self.log.cuts[number]
-        self._drop(number)
         fill_again(self.waiting, self.source.pull, num_inputs, self.fact.name)
         inputs = self.waiting.pop(num_inputs)
         self._num_repeated += 1
@@ -172,56 +214,7 @@ class FactCursor:
         else:
             self._ask(inputs, number)
 
-    def _bisect(self, call: _FactCall, error: Exception) -> None:
-        # Find the failing element by bisection: those before it are handed out first, those after it later.
-        inputs = call.inputs
-        if call.number is not None:
-            # These elements existed before the position was taken, and later answers are of no use without them.
-            raise error
-        self._pending.popleft()
-        if isinstance(error, NO_ELEMENT_FAILED):
-            self._suspect = None
-            raise error
-        if len(inputs) == 1:
-            self._suspect = None
-            self._fail(error, 1)
-        rest, self._pending = self._pending, deque()
-        if self._suspect is None and not call.is_again:
-            # The error may be transient.
-            self._ask(inputs)
-            self._pending[0].is_again = True
-        else:
-            self._suspect = self._suspect or (error, len(inputs))
-            middle = len(inputs) // 2
-            self._ask(inputs[:middle])
-            self._ask(inputs[middle:])
-        self._pending.extend(rest)
-
-    def _rule_out(self, num_inputs: int) -> None:
-        # If no element fails on its own, they fail only together: for example, one has another structure. Then the
-        # error of the call is raised in place of the last elements.
-        if self._suspect is not None:
-            error, num_left = self._suspect
-            self._suspect = (error, num_left - num_inputs) if num_left > num_inputs else None
-            if self._suspect is None:
-                self._fail(error, num_inputs)
-
-    def _fail(self, error: Exception, num_inputs: int) -> None:
-        self.runtime.note_failure(error, self.log, len(self.log.cuts), (INPUTS_BEFORE, num_inputs))
-        raise error
-
-    def _drop(self, number: int) -> None:
-        # Drop the inputs before those of a call that failed before the position.
-        num_inputs = sum(element.number for element in self.log.elements_left_out(number) if element.is_raised)
-        if num_inputs and number not in self._dropped:
-            self.waiting.fill(self.source.pull, num_inputs)
-            self.waiting.pop(num_inputs)
-            self._dropped.add(number)
-            raise FailedBeforeError
-
     def _next_inputs(self) -> Run:
-        if self._num_repeated == len(self.log.cuts):
-            self._drop(self._num_repeated)
         if not self.fact.makes_rows:
             return self.waiting.pop(len(self.waiting)) if self.waiting else self.source.pull()
         # One element may make many rows, and the function may be slow: each call takes as many as all before it, unless
@@ -231,21 +224,9 @@ class FactCursor:
         return self.waiting.pop(max(int(min(max(self.num_given, _FIRST_ELEMENTS), most_inputs)), 1))
 
     def _ask(self, inputs: Run, number: int | None = None) -> None:
-        try:
-            self._call(inputs, number)
-        except NO_ELEMENT_FAILED:
-            raise
-        except Exception as error:
-            # A caller that makes calls at once also raises at once; the results of earlier calls are handed out first.
-            self._pending.append(_FactCall(inputs, inputs, _Raised(error), number))
-
-    def _call(self, inputs: Run, number: int | None) -> None:
         fact, runtime, worker = self.fact, self.runtime, self.runtime.near(inputs)
-        elements = () if number is None else self.log.elements_left_out(number)
-        left_out = frozenset(element.number for element in elements if not element.is_raised)
-        function: Any = WithoutInputs(fact.function, left_out) if left_out else fact.function
-        if number is not None:
-            function = RepeatedCall(function, fact.name)
+        kind: Any = TryEachMany if fact.makes_rows else WithoutFailed
+        function: Any = fact.function if fact.is_strict else kind(fact.function)
         handle = runtime.ask(inputs, worker=worker, name=fact.name, function=function)
         if not fact.makes_rows:
             self._pending.append(_FactCall(inputs, inputs, handle, number))
@@ -257,12 +238,87 @@ class FactCursor:
 
 
 @dataclass(frozen=True)
-class _Raised:
-    # Replaces the handle of a call that raised at once.
-    error: Exception
+class CheckedBy:
+    """A function that returns its rows if another function does not fail for them."""
+
+    function: Callable[[Rows], Any]
+
+    def __call__(self, rows: Rows) -> Rows:
+        self.function(rows)
+        return rows
+
+
+@dataclass(frozen=True)
+class WithoutFailed:
+    """A function that computes the fact about rows without those that failed or fail now, and returns their places."""
+
+    function: Callable[[Rows], Any]
+
+    def __call__(self, rows: Rows) -> tuple[Any, list[int]]:
+        failed = [index for index in range(len(rows)) if rows.failed_at(index) is not None]
+        good = _without(rows, failed)
+        if good is not None:
+            with suppress(Exception):
+                return self.function(good), failed
+        facts, failed = [], []
+        for index in range(len(rows)):
+            try:
+                facts.append(self.function(rows.slice(index, index + 1)))
+            except Exception:
+                failed.append(index)
+        # If none fails by itself, the error was there for a moment, or they fail only together.
+        return (_joined(facts), failed) if failed else (self.function(rows), [])
+
+
+def _without(rows: Rows, failed: Sequence[int]) -> Rows | None:
+    # Return the elements that did not fail; None if all did.
+    if not failed:
+        return rows
+    good = sorted(set(range(len(rows))).difference(failed))
+    return rows.take(np.array(good, np.intp)) if good else None
+
+
+def _joined(facts: Sequence[Any]) -> Any:
+    if not facts:
+        return np.zeros(0, np.intp)
+    return [part for fact in facts for part in fact] if isinstance(facts[0], list) else np.concatenate(facts)
 
 
 def with_report(values: Sequence[Any]) -> tuple[int, int, tuple[Skipped, ...], Any]:
     """Return the number and the bytes of the rows that a fact is about, the elements left out before, and the fact."""
     rows, fact = values[0]
     return len(rows), rows.nbytes, rows.skipped, fact
+
+
+class FailedInPlace:
+    """A cursor of an arrangement of elements with facts: an element that failed, and so has none, is one of its own.
+
+    Parameters
+    ----------
+    cursor
+        The cursor, which passes on the signal `FailedRun`.
+    is_grouped
+        Whether its elements are batches, of which the failed element is one.
+    """
+
+    def __init__(self, cursor: Any, *, is_grouped: bool) -> None:
+        self.cursor = cursor
+        self._is_grouped = is_grouped
+        # The error of the element that was pulled last, see `FailedRun`.
+        self.failed_now: Exception | None = None
+
+    def pull(self) -> Any:
+        try:
+            return self.cursor.pull()
+        except FailedRun as failed:
+            run: Any = failed.run
+            self.failed_now = failed.error
+            return Groups(run, np.array([0, 1])) if self._is_grouped else run
+
+
+class SkippingFailedInPlace(FailedInPlace):
+    """The same for a cursor that can skip elements by arithmetic, which is not used if some failed."""
+
+    def skip(self, num_elements: int) -> int:
+        """Skip elements; see `daskdist.core.primitive.SkippingByArithmetic`."""
+        return int(self.cursor.skip(num_elements))

@@ -10,15 +10,20 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.array_pool import NUMBERS
-from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
-from daskdist.core.failing.failed_elements import (
-    FailedElement,
+from daskdist.core.block import (
+    Batches,
+    Block,
+    Bundle,
     PartlyFailed,
+    Rows,
     bundle,
-    joint_failure,
-    raw_item,
+    join,
+    nested,
     structure_of,
+    without_rows,
 )
+from daskdist.core.columns import stack
+from daskdist.core.failing.failed_element import FailedElement
 from daskdist.core.failing.origin import Origin, SelectedOrigins
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.selection.block_ref import BlockRef
@@ -170,7 +175,7 @@ def _check_structures(blocks: Sequence[Rows]) -> None:
     first: Structure | None = None
     for block in blocks:
         structure = block.structure
-        if structure is first or not len(block) or (isinstance(block, PartlyFailed) and block.is_all):
+        if structure is first or not len(block) or block.is_all_failed:
             continue
         if first is None:
             first = structure
@@ -188,15 +193,7 @@ def _joined(blocks: Sequence[Rows], joins: Joins, function: Callable[[Rows], Any
         _check_structures(blocks[start : start + num_blocks])
         parts.append(_gathered(blocks[start : start + num_blocks], picks, function, False, None))
         start += num_blocks
-    if not any(isinstance(part, PartlyFailed) for part in parts):
-        return join(parts, joins.structure)
-    # An element fails if one of its parts has failed.
-    structure, items = joins.structure.nest([structure_of([part]) for part in parts]), []
-    for index in range(len(parts[0])):
-        part_items = [raw_item(part, index) for part in parts]
-        failed = joint_failure(part_items)
-        items.append(tuple(leaf for item in part_items for leaf in item) if failed is None else failed)
-    return bundle(structure, items, ", ".join(dict.fromkeys(part.label for part in parts if part.label)))
+    return join(parts, joins.structure)
 
 
 def _gathered(
@@ -218,9 +215,13 @@ def _gathered(
             else SelectedOrigins([block.origin for block in columnar], *picks.by_row())
         )
     else:
-        rows = bundle(structure_of(blocks), _gather_items(blocks, picks), label)
-        if picks.bounds is not None and not unstacked:
-            items = (raw_item(block, row) for block in blocks for row in range(len(block)))
+        if isinstance(picked, range) and isinstance(blocks[0], PartlyFailed):
+            # The others keep their origins.
+            rows = blocks[0].slice(picked.start, picked.stop)
+        else:
+            rows = bundle(structure_of(blocks), _gather_items(blocks, picks), label)
+        if picks.bounds is not None and not unstacked and not isinstance(rows, Block):
+            items = (block.raw(row) for block in blocks for row in range(len(block)))
             like = next((item for item in items if not isinstance(item, FailedElement)), ())
             return _stacked(rows, picks.bounds, picks.inners, like, empty)
     return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
@@ -442,12 +443,12 @@ def _is_consecutive(index: Index) -> bool:
     return int(index[-1]) - int(index[0]) == len(index) - 1 and bool((np.diff(index) == 1).all())
 
 
-def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:
+def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Any]:
     by_row, block_index = picks.by_row()
     rows = by_row if isinstance(by_row, range) else by_row.tolist()
     if block_index is None:
-        return [raw_item(blocks[0], row) for row in rows]
-    return [raw_item(blocks[place], row) for place, row in zip(block_index.tolist(), rows, strict=True)]
+        return [blocks[0].raw(row) for row in rows]
+    return [blocks[place].raw(row) for place, row in zip(block_index.tolist(), rows, strict=True)]
 
 
 def _stacked(
@@ -455,9 +456,9 @@ def _stacked(
 ) -> Bundle:
     chunks: list[Any] = []
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        items = [raw_item(elements, k) for k in range(start, stop)]
+        items = [elements.raw(k) for k in range(start, stop)]
         # A batch with a failed element fails, as does one that cannot be stacked; other batches are not affected.
-        failed = joint_failure(items)
+        failed = next((item for item in items if isinstance(item, FailedElement)), None)
         if failed is not None:
             chunks.append(failed)
             continue

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from daskdist.cached_property import cached_property
-from daskdist.core.failing.failed_elements import FailedBeforeError
+from daskdist.core.failing.failed_element import FAILED
+from daskdist.core.failing.try_each import not_made
 from daskdist.core.primitive import (
     Arrange,
     Chain,
@@ -21,19 +22,23 @@ from daskdist.core.primitive import (
     Cursor,
     Epoch,
     Fact,
+    FailedRun,
     KeepingElements,
     Opener,
     Primitive,
     Read,
+    SkippingByArithmetic,
     Stream,
 )
+from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.skipping import advance
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.execute.resume.deferring import DeferringCaller, RefusedError
 from daskdist.execute.resume.recorded_answers import AnswerLog, Answers, Path, PathKey, UsedAnswers
 from daskdist.execute.resume.skipping import SkippingCursor
+from daskdist.execute.stream.calls import Constant
 from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor
-from daskdist.execute.stream.fact_cursor import FactCursor
+from daskdist.execute.stream.fact_cursor import FactCursor, FailedInPlace, SkippingFailedInPlace
 from daskdist.execute.stream.read_cursor import ReadCursor
 from daskdist.execute.stream.runtime import StreamRuntime
 from daskdist.execute.stream.stream_cursors import StreamCursor, WorkerStreamCursor
@@ -55,8 +60,8 @@ class Interpreter(StreamRuntime):
 
     # The stream that is being advanced to a position, if one is.
     _advance: _Advance | None = None
-    # The stream in which positions are taken, its pass, and whether errors were raised in parts of it.
-    _stream: tuple[Primitive, Epoch, bool] | None = None
+    # The stream in which positions are taken, and its pass.
+    _stream: tuple[Primitive, Epoch] | None = None
 
     def open(self, primitive: Primitive, path: Path = ()) -> Opener:
         """Return a function that opens a cursor over the primitive's elements for an epoch.
@@ -77,8 +82,7 @@ class Interpreter(StreamRuntime):
             if self._advance.is_half_way and isinstance(cursor, KeepingElements):
                 # Call this before the cursor reaches its end, where it would keep elements of which it saw only some.
                 cursor.resume(is_trial=self._advance.is_trial)
-            advance = self._advance
-            return SkippingCursor(cursor, is_exact=advance.is_exact, is_advancing=lambda: self._advance is advance)
+            return SkippingCursor(cursor)
 
         return opener
 
@@ -88,9 +92,7 @@ class Interpreter(StreamRuntime):
         epoch: Epoch,
         answers: Answers,
         num_elements: int,
-        num_errors: int = 0,
         *,
-        is_exact: bool = False,
         is_trial: bool = False,
     ) -> Cursor:
         """Return a cursor over the rest of a stream; nothing before the position is read.
@@ -101,10 +103,8 @@ class Interpreter(StreamRuntime):
             The stream.
         answers
             The answers that it got until the position was taken.
-        num_elements, num_errors
-            The number of elements before the position, and of errors that are not among the answers.
-        is_exact
-            Whether errors were raised in parts of the stream.
+        num_elements
+            The number of elements before the position.
         is_trial
             Whether to do only the arithmetic: no call is made, and nothing outside of the stream changes.
 
@@ -116,45 +116,45 @@ class Interpreter(StreamRuntime):
         self.answers = answers
         caller = self.caller if isinstance(self.caller, DeferringCaller) else DeferringCaller(self.caller)
         self.caller = caller
-        is_half_way = bool(num_elements or num_errors or answers.logs)
-        is_exact = is_exact or num_errors > 0 or any(log.has_raised for log in answers.logs.values())
-        advance_now = self._advance = _Advance(is_exact, is_half_way, is_trial)
+        is_half_way = bool(num_elements or answers.logs)
+        advance_now = self._advance = _Advance(is_half_way, is_trial)
         before, self.waits = self.waits, True
         try:
             with caller.deferring():
                 cursor: Any = self.open(primitive)(epoch)
-                advance(cursor, num_elements, num_errors)
+                advance(cursor, num_elements)
         finally:
             self._advance, self.waits = None, before
         for passes in advance_now.finished_passes:
             answers.drop(*passes)
         return cursor  # type: ignore[no-any-return]
 
-    def note_stream(self, primitive: Primitive, epoch: Epoch, *, is_exact: bool = False) -> None:
-        """Note the stream in which positions are taken; the parameters are those of `open_at`."""
-        self._stream = primitive, epoch, is_exact
+    def note_stream(self, primitive: Primitive, epoch: Epoch) -> None:
+        """Note the stream in which positions are taken."""
+        self._stream = primitive, epoch
 
-    def answers_at(self, num_elements: int, num_errors: int) -> tuple[Answers, int]:
-        """Return the answers that a position in the stream needs, and the number of errors that they do not have.
+    def answers_at(self, num_elements: int) -> Answers:
+        """Return the answers that a position in the stream needs.
 
         Operations that ask for facts need only the facts after their last resume point.
 
         Parameters
         ----------
-        num_elements, num_errors
-            The number of elements, and of all errors, before the position.
+        num_elements
+            The number of elements before the position.
         """
         for cursor in list(self.worker_streams):
             cursor.note_position(num_elements)
-        self.chain_failures.look(self.caller, wait=True)
-        answers, num_others = self.answers.at(num_elements, num_errors)
-        if self._stream is None or num_others or not any(log.facts for log in answers.logs.values()):
-            return answers, num_others
-        primitive, epoch, is_exact = self._stream
+        answers = self.answers
+        if self._stream is None or not any(log.facts for log in answers.logs.values()):
+            return answers
         used = UsedAnswers()
-        if is_exact or not self._advance_trial(answers, primitive, epoch, num_elements, used):
-            return answers, num_others
-        return answers.only(used), num_others
+        return answers.only(used) if self._advance_trial(answers, *self._stream, num_elements, used) else answers
+
+    def failed_run(self, error: Exception, where: str, *, is_new: bool) -> FailedRun:
+        """Return the signal for an element whose stream cannot be made, which did not fail before if ``is_new``."""
+        handle = self.caller.source(Constant(not_made(error, where)), name="failed")
+        return FailedRun(Selection.whole(self.refer(handle, 1, 0, None, self.reads)), error if is_new else None)
 
     def note_passes_over(self, path: Path, epoch: Epoch, num_passes: int) -> None:
         """Note that the first passes of a repetition are over at the position to which the stream is advanced."""
@@ -198,13 +198,25 @@ class Interpreter(StreamRuntime):
             case Arrange():
                 inputs = [self.open(source, (*path, number)) for number, source in enumerate(primitive.inputs)]
                 arrangement = primitive.arrangement
-                return lambda epoch: arrangement.open(inputs, epoch, ArrangementContext(self, arrangement, path, epoch))
+
+                def opened(epoch: Epoch) -> Any:
+                    cursor = arrangement.open(inputs, epoch, ArrangementContext(self, arrangement, path, epoch))
+                    if not any(isinstance(source, Fact) and not source.is_strict for source in primitive.inputs):
+                        return cursor
+                    skips = isinstance(cursor, SkippingByArithmetic) and not self._have_failed(path)
+                    return (SkippingFailedInPlace if skips else FailedInPlace)(cursor, is_grouped=primitive.grouped > 0)
+
+                return opened
+
+    def _have_failed(self, path: Path) -> bool:
+        # Return whether elements have no facts that cursors below a path asked for: arithmetic does not count them.
+        logs = self.answers.logs.items()
+        return any(FAILED in log.rows for (its_path, _, _), log in logs if its_path[: len(path)] == path)
 
 
 @dataclass
 class _Advance:
     # The way in which a stream is advanced, and the repetitions that were passed, as in `Answers.drop`.
-    is_exact: bool
     is_half_way: bool
     is_trial: bool
     finished_passes: list[tuple[Path, Epoch, int]] = field(default_factory=list)
@@ -245,16 +257,22 @@ class ArrangementContext:
     def home(self) -> Hashable | None:
         return self._interpreter.caller.home
 
-    def open(self, key: Any) -> Opener:
+    def open(self, key: Any, element: str | None = None) -> Opener:
         self._num_opened += 1
-        if self._num_opened in self._log.left_out:
-            raise FailedBeforeError
         path = (*self._path, PathKey(self._epoch, self._num_opened))
+        # The log has the numbers of streams that could not be made as cuts.
+        has_failed = element is not None and self._num_opened in self._log.cuts
         try:
             primitive = self._arrangement.primitive_of(key)
         except Exception as error:
-            self._interpreter.note_failure(error, self._log, self._num_opened, (0, 0))
-            raise
+            if element is None:
+                raise
+            if not has_failed:
+                self._log.cuts.append(self._num_opened)
+            raise self._interpreter.failed_run(error, element, is_new=not has_failed) from None
+        if has_failed:
+            before = UserFunctionError(f"what is made of {element} failed before the position was taken")
+            raise self._interpreter.failed_run(before, str(element), is_new=False)
         return self._interpreter.open(primitive, path)
 
     @cached_property

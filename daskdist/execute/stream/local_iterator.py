@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows, writable_element
-from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
+from daskdist.core.failing.failed_element import ReportedFailures, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Node, warn_if_empty
@@ -121,7 +121,7 @@ class ElementIterator(Iterator[Any], Advised):
         self._num_passed = 0
         self._is_over = False
         # The position before an element whose request was interrupted: the numbers of `_state_at`, or its result.
-        self._interrupted_at: tuple[int, int, int] | dict[str, Any] | None = None
+        self._interrupted_at: tuple[int, int] | dict[str, Any] | None = None
         self._lock = RLock()
 
     def _open(self, caller: Caller, epoch: Epoch | None = None) -> BundleBuilder:
@@ -140,8 +140,7 @@ class ElementIterator(Iterator[Any], Advised):
             if self._interrupted_at is not None:
                 self._reopen()
             # As in `_numbers`, without a call for each element.
-            num_passed, builder, number = self._num_passed + self._current.place, self._builder, self._number
-            num_errors = 0 if builder is None else builder.num_errors
+            num_passed, number = self._num_passed + self._current.place, self._number
             try:
                 try:
                     element = self._next()
@@ -155,7 +154,7 @@ class ElementIterator(Iterator[Any], Advised):
                 raise
             except BaseException:
                 # Elements that were taken from a queue may be lost.
-                self._interrupted_at = num_passed, num_errors, number
+                self._interrupted_at = num_passed, number
                 raise
         return writable_element(element) if self._is_writable else element
 
@@ -183,9 +182,8 @@ class ElementIterator(Iterator[Any], Advised):
                 break
         raise StopIteration
 
-    def _numbers(self) -> tuple[int, int, int]:
-        num_errors = 0 if self._builder is None else self._builder.num_errors
-        return self._num_passed + self._current.place, num_errors, self._number
+    def _numbers(self) -> tuple[int, int]:
+        return self._num_passed + self._current.place, self._number
 
     def _reopen(self) -> None:
         # Open the pipeline again at the position before an interrupt; another interrupt may come meanwhile.
@@ -260,20 +258,17 @@ class ElementIterator(Iterator[Any], Advised):
         Notes
         -----
         Resuming reads only splits whose rows are still needed; a generator is run again from its start. An element
-        whose error was raised is not tried again. One that failed and whose error was not raised yet is, and one
-        that `Dataset.ignore_errors` left out stays left out. ``scan`` does not count an element whose error was
-        raised. If it counted one that it has to compute again, and that fails now, iterating raises `ArgumentError`,
-        and so it does for what ``filter``, ``flat_map``, ``interleave`` and others need again to find their place; but
-        an element that is surely after the position fails by itself.
+        whose error was raised is an element like others. Functions are taken to be pure: where ``filter``,
+        ``flat_map``, ``interleave`` and others make another number of elements now, iterating raises `ArgumentError`.
         """
         self._check_open("state_dict")
         if isinstance(self._interrupted_at, dict):
             return self._interrupted_at
         return self._state_at(*(self._interrupted_at or self._numbers()))
 
-    def _state_at(self, num_elements: int, num_errors: int, number: int) -> dict[str, Any]:
-        answers, num_others = self._interpreter.answers_at(num_elements, num_errors)
-        position = StreamPosition(self._epoch, self._identity.seeds, num_elements, num_others, answers)
+    def _state_at(self, num_elements: int, number: int) -> dict[str, Any]:
+        answers = self._interpreter.answers_at(num_elements)
+        position = StreamPosition(self._epoch, self._identity.seeds, num_elements, answers)
         return state_of(self._identity.pipeline(), number, [position.as_plain(self._interpreter.caller)])
 
     @synchronized
@@ -302,7 +297,7 @@ class ElementIterator(Iterator[Any], Advised):
             self._identity = replace(self._identity, seeds=position.seeds)
             self._primitive = self._identity.planned(position.seeds)
         builder = self._open(caller)
-        builder.move_to(self._primitive, position.epoch, position.answers, position.num_elements, position.num_errors)
+        builder.move_to(self._primitive, position.epoch, position.answers, position.num_elements)
         self._epoch, self._number, self._num_passed = position.epoch, state["number"], position.num_elements
         self._identity.note_pass(self._epoch)
 
@@ -478,7 +473,7 @@ def rows_by(
     try:
         builder = BundleBuilder(interpreter, primitive, None if start else epoch)
         if start is not None:
-            builder.move_to(primitive, epoch, *start, 0)
+            builder.move_to(primitive, epoch, *start)
         caller = interpreter.caller
         for bundle in builder:
             (lane,) = bundle.lanes

@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
-from daskdist.core.failing.composed import stages_of
-from daskdist.core.failing.failed_elements import LeftOut, TryEachRead, TryEachStage
-from daskdist.core.failing.skip_errors import SkipErrorsRead
+from daskdist.core.failing.composed import Composed, Stage, stages_of
+from daskdist.core.failing.try_each import TryEach, TryEachRead
 from daskdist.core.primitive import (
     Epoch,
     Exhausted,
@@ -77,8 +76,8 @@ class ReadCursor(BlockCursor):
             self._sizes.num_rows, self._sizes.num_timed, self._last_rows = _LEARNED[read.costly]
         # The reader of blocks, and the computations that are made for some of their rows at a time.
         is_in_parts = read.costly is not None and read.divide is None and read.kept_for is None
-        stages = stages_of(read.function) if is_in_parts else (read.function,)
-        self._read_block, self._computations = stages[0], stages[1:]
+        stages = stages_of(read.function, read.factor) if is_in_parts else (Stage(read.function, read.factor),)
+        self._read_block, self._computations = stages[0].function, Composed(stages[1:])
         # The block of the current split, if it was read for computations on some of its rows at a time.
         self._block: BlockRef | None = None
 
@@ -95,7 +94,7 @@ class ReadCursor(BlockCursor):
         self.num_timed = stop - start if self._is_timed and stop is not None else 0
         if is_recorded:
             self._note_cut(-1 if stop is None else -1 - stop if is_last else stop)
-        ref = self._part(split, start, stop, self.log.elements_left_out(self.num_cut - 1) if is_recorded else ())
+        ref = self._part(split, start, stop)
         self._pass_to(split, None if is_last else stop)
         return ref
 
@@ -170,9 +169,9 @@ class ReadCursor(BlockCursor):
         self._pass_to(split, None if cut < 0 else cut)
         return True
 
-    def _part(self, split: Split, start: int, stop: int | None, left_out: tuple[LeftOut, ...]) -> BlockRef:
-        if stop is not None and self._computations and (start, stop) != (0, split.num_rows):
-            return self._computed_part(split, start, stop, left_out)
+    def _part(self, split: Split, start: int, stop: int | None) -> BlockRef:
+        if stop is not None and self._computations.stages and (start, stop) != (0, split.num_rows):
+            return self._computed_part(split, start, stop)
         read, runtime, worker = self.read, self.runtime, self._worker(split)
         is_divided = stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows)
         divide = read.divide if is_divided else None
@@ -182,9 +181,9 @@ class ReadCursor(BlockCursor):
         is_possible = read.is_of_rows and read.is_shuffled and read.factor == 1 and read.costly is None
         by_row = is_possible and runtime.caller.reads_by_row and self._sizes.are_known and self._is_known(split)
         if self._kept is None:
-            handle = self._handle(part, worker, read.function, left_out, by_row=by_row)
+            handle = self._handle(part, worker, read.function, by_row=by_row)
         else:
-            tried, without = self._tried(read.function, left_out), replace(split, payload=None)
+            tried, without = self._tried(read.function), replace(split, payload=None)
             function = ReadKeptSplit(tried, divide)
             call = runtime.caller.call
             handle = call(function, [self._kept], without, start, stop, worker=worker, name=read.name)
@@ -198,23 +197,22 @@ class ReadCursor(BlockCursor):
         split: Split,
         worker: str | None,
         function: Callable[..., Any],
-        left_out: tuple[LeftOut, ...] = (),
         *,
         in_parts: bool = False,
         by_row: bool = False,
     ) -> Handle:
         read, caller = self.read, self.runtime.caller
         if read.graph is None:
-            tried = self._tried(function, left_out)
+            tried = self._tried(function)
             return caller.source(tried, split, worker=worker, in_parts=in_parts, by_row=by_row, name=read.name)
         value = caller.upstream(read.graph, split.payload, worker=worker)
         if function is value_itself:
             return value
-        tried = ReadGraphValue(self._tried(function, left_out))
+        tried = ReadGraphValue(self._tried(function))
         return caller.call(tried, [value], split, worker=worker, name=read.name)
 
-    def _tried(self, function: Callable[..., Rows], left_out: tuple[LeftOut, ...]) -> Callable[..., Rows]:
-        tried = TryEachRead(function, left_out)
+    def _tried(self, function: Callable[..., Rows]) -> Callable[..., Rows]:
+        tried = TryEachRead(function, self.read.is_paired)
         return Timed(tried) if self._is_timed else tried
 
     def _block_of(self, split: Split) -> BlockRef:
@@ -228,7 +226,7 @@ class ReadCursor(BlockCursor):
 
     def _listed_rows(self, split: Split) -> int:
         # Return the number of rows of a split's block; -1 if only reading shows it.
-        return -1 if split.num_rows is None or isinstance(self._read_block, SkipErrorsRead) else split.num_rows
+        return -1 if split.num_rows is None else split.num_rows
 
     def _num_rows_of(self, split: Split) -> int:
         # Return the number of rows of the current split, which is read if only reading shows it.
@@ -245,13 +243,14 @@ class ReadCursor(BlockCursor):
             self.runtime.resize(self._block_of(split), report.nbytes)
         return num_rows
 
-    def _computed_part(self, split: Split, start: int, stop: int, left_out: tuple[LeftOut, ...]) -> BlockRef:
+    def _computed_part(self, split: Split, start: int, stop: int) -> BlockRef:
         runtime, block = self.runtime, self._block_of(split)
-        run, stages = Selection((block,), range(start, stop)), TryEachStage(self._computations, left_out)
+        run, function = Selection((block,), range(start, stop)), TryEach(self._computations)
         # Slow functions should keep all workers busy.
         worker = runtime.next_worker() if start else block.worker
-        function = Timed(stages) if self._is_timed else stages
-        handle = runtime.ask(run, worker=worker, name=self.read.name, function=function)
+        handle = runtime.ask(
+            run, worker=worker, name=self.read.name, function=Timed(function) if self._is_timed else function
+        )
         num_bytes = block.nbytes * (stop - start) // max(block.num_rows, stop, 1)
         return self._refer(handle, None if split.num_rows is None else stop - start, num_bytes, worker)
 
@@ -311,7 +310,7 @@ class ReadCursor(BlockCursor):
             return None, True
         wanted = self._sizes.num_rows if self._is_timed else self.num_rows
         is_untouched = not self.offset and self._block is None
-        if self._computations and is_untouched and wanted >= (split.num_rows or self._last_rows):
+        if self._computations.stages and is_untouched and wanted >= (split.num_rows or self._last_rows):
             return None, True
         split_rows = self._num_rows_of(split)
         if not split_rows:
@@ -331,7 +330,7 @@ class ReadCursor(BlockCursor):
 
     @property
     def _is_divisible(self) -> bool:
-        return self.runtime.caller.divides and (self.read.divide is not None or bool(self._computations))
+        return self.runtime.caller.divides and (self.read.divide is not None or bool(self._computations.stages))
 
 
 def _of_cut(cut: int) -> tuple[int | None, bool]:

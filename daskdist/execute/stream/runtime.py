@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count as numbers_from
 from itertools import cycle, pairwise
 from typing import Any, Final
 from weakref import WeakSet, WeakValueDictionary
@@ -17,7 +16,6 @@ from weakref import WeakSet, WeakValueDictionary
 import numpy as np
 
 from daskdist.config import in_bytes
-from daskdist.core.failing.failed_elements import Place, uncounted_of
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import RowReader, same
 from daskdist.core.selection.block_ref import BlockRef
@@ -27,8 +25,7 @@ from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.caller import Caller
-from daskdist.execute.resume.chain_failures import ChainFailures
-from daskdist.execute.resume.recorded_answers import AnswerLog, Answers, Path, UsedAnswers
+from daskdist.execute.resume.recorded_answers import Answers, Path, UsedAnswers
 from daskdist.execute.stream.gather import CHEAP_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.stream.window import Windows
 
@@ -46,9 +43,6 @@ _MOST_WITH_ORIGINS: Final = 1024
 # Limit on the blocks requested for one bundle: this many per call that can run at once, and at least ``_FEW_ASKED``.
 _ASKED_PER_CALL: Final = 4
 _FEW_ASKED: Final = 16
-# A counter that numbers the errors of elements, and the attribute of an error for its number.
-_FAILURES: Final = numbers_from()
-_OF_FAILURE: Final = "_daskdist_failure"
 # The share of a worker's memory that a window takes at most, and that a part of a split takes at most.
 _WINDOWS_OF_MEMORY: Final = 8
 _SPLITS_OF_MEMORY: Final = 32
@@ -143,10 +137,6 @@ class StreamRuntime:
         self.answers = Answers()
         # The facts and resume points that are used; None if they are not recorded.
         self.used: UsedAnswers | None = None
-        # Elements whose errors were raised by cursors and not to the consumer yet, by a number that the error has: the
-        # errors themselves would keep the iterator. An element is the log and the number of its call, and its place.
-        self._failures: dict[int, tuple[AnswerLog, int, Place]] = {}
-        self.chain_failures = ChainFailures()
         self._turns = cycle(workers)
         self._readers: WeakSet[RowReader] = WeakSet()
         # Cursors over streams on workers, which have positions there, and the number of elements before the last
@@ -163,20 +153,6 @@ class StreamRuntime:
         for reader in list(self._readers):
             reader.close()
         self.caller.close()
-
-    def note_failure(self, error: Exception, log: AnswerLog, number: int, place: Place) -> None:
-        """Note the element whose error a cursor raises: a call of a log, by number, and its place there."""
-        failure = next(_FAILURES)
-        setattr(error, _OF_FAILURE, failure)
-        self._failures[failure] = log, number, place
-
-    def note_raised(self, error: Exception, num_errors: int) -> None:
-        """Record the failed element of an error, which is raised as the ``num_errors``-th."""
-        self.chain_failures.note(uncounted_of(error), num_errors=num_errors)
-        failure = self._failures.pop(getattr(error, _OF_FAILURE, -1), None)
-        if failure is not None:
-            log, number, place = failure
-            log.note_raised(number, place, num_errors)
 
     def note_skipped(self, notes: Sequence[Skipped]) -> None:
         """Count the elements that were left out, and log them: for each file only the first."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
-from daskdist.core.failing.failed_elements import is_of_element
+from daskdist.core.failing.failed_element import FAILED
 from daskdist.core.primitive import Exhausted, Primitive
 from daskdist.errors import OutOfRangeError
 from daskdist.execute.caller import Caller
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 
-_T = TypeVar("_T")
-# For each pipeline, the numbers of elements and of errors that were handed out.
-HandedOut = list[tuple[int, int]]
+# For each pipeline, the number of elements that were handed out.
+HandedOut = list[int]
 _NO_ROWS: Final = (Lane(None, ()), -1)
 AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
 
@@ -36,26 +35,19 @@ class PipelineCursor:
         self._num_before = self._num_elements = 0
 
     @property
-    def num_handed_out(self) -> tuple[int, int]:
-        """The numbers of elements and of errors that were handed out."""
-        return self._num_before + min(self.position * len(self.lanes), self._num_elements), self.builder.num_errors
+    def num_handed_out(self) -> int:
+        """The number of elements that were handed out."""
+        return self._num_before + min(self.position * len(self.lanes), self._num_elements)
 
-    def move_to(self, primitive: Primitive, position: StreamPosition, *, is_exact: bool) -> None:
+    def move_to(self, primitive: Primitive, position: StreamPosition) -> None:
         """Continue from a position."""
         self._num_before = position.num_elements
-        self.builder.move_to(
-            primitive,
-            position.epoch,
-            position.answers,
-            position.num_elements,
-            position.num_errors,
-            is_exact=is_exact,
-        )
+        self.builder.move_to(primitive, position.epoch, position.answers, position.num_elements)
 
     def next(self) -> list[tuple[Lane, int]] | None:
         """Return each replica's lane and its place in the lane; None at the end."""
         if self.position == self.length:
-            self._num_before, self._num_elements = self.num_handed_out[0], 0
+            self._num_before, self._num_elements = self.num_handed_out, 0
             self.position = self.length = 0
             try:
                 bundle = self.builder.pull()
@@ -78,8 +70,11 @@ class PipelineCursor:
         if lane.lengths is None:
             return lane
         lengths = np.append(self.caller.result(lane.lengths), 0)
-        num_rows = lengths[np.asarray(lane.places)]
-        return replace(lane, places=np.where(num_rows > 0, lane.places, -1).tolist(), num_rows=num_rows)
+        failed = frozenset(np.flatnonzero(lengths == FAILED).tolist())
+        # An element that failed counts as one row.
+        num_rows = np.abs(lengths)[np.asarray(lane.places)]
+        places = np.where(num_rows > 0, lane.places, -1).tolist()
+        return replace(lane, places=places, num_rows=num_rows, failed=failed)
 
 
 class JointCursor:
@@ -93,17 +88,23 @@ class JointCursor:
         The number of replicas that each pipeline feeds.
     drops_uneven
         Whether the pass ends before the first step in which some replica has no rows.
+    fails_by_replica
+        Whether each replica has elements of its own. A step with one that failed then comes as several: the elements
+        before it, itself, and those behind it.
     """
 
-    def __init__(self, feeds: list[PipelineCursor], num_lanes: list[int], *, drops_uneven: bool) -> None:
+    def __init__(
+        self, feeds: list[PipelineCursor], num_lanes: list[int], *, drops_uneven: bool, fails_by_replica: bool
+    ) -> None:
         self.feeds = feeds
+        self._fails_by_replica = fails_by_replica
         self._handed_out_at_end: HandedOut = []
         self._num_lanes = num_lanes
         self._drops_uneven = drops_uneven
         # The numbers of rows that replicas have in the last step, as far as they are known; -1 for unknown ones beside
         # replicas without rows.
         self.num_rows: frozenset[int] = frozenset()
-        # The replicas whose elements of the next step were handed out or have failed already, see `before_failed`.
+        # The replicas whose elements of the next step were handed out already.
         self.done: frozenset[int] = frozenset()
 
     def next(self) -> tuple[list[tuple[Lane, int]], int]:
@@ -136,36 +137,28 @@ class JointCursor:
             raise OutOfRangeError(AT_ITS_END)
         if self.done:
             places = [_NO_ROWS if replica in self.done else place for replica, place in enumerate(places)]
-            num_empty, self.done = len([place for _, place in places if place < 0]), frozenset()
+            self.done = frozenset()
+        if self._fails_by_replica:
+            places = self._up_to_failed(places)
+        num_empty = len([place for _, place in places if place < 0])
         self.num_rows = frozenset({0} | (num_rows or {-1}) if num_empty else num_rows)
         return places, num_empty
 
-    def before_failed(self, read: Callable[[tuple[Lane, int]], _T], places: Sequence[tuple[Lane, int]]) -> list[_T]:
-        """Read the last step's elements up to the first that fails, if each replica has elements of its own.
-
-        The next step then has the others: first the failed one, whose error is raised, then those behind it.
-        """
-        elements: list[_T] = []
-        for replica, place in enumerate(places):
-            try:
-                elements.append(read(place))
-            except Exception as error:
-                if not is_of_element(error):
-                    raise
-                has_rows = any(number >= 0 for _, number in places[:replica])
-                num_done = replica if has_rows else replica + 1
-                if any(number >= 0 for _, number in places[num_done:]):
-                    for feed in self.feeds:
-                        feed.step_back()
-                    self.done = frozenset(range(num_done))
-                if not has_rows:
-                    raise
-                self.num_rows = frozenset({0}) | (self.num_rows or {-1})
-                break
-        return elements
+    def _up_to_failed(self, places: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
+        # Return a step's elements before the first that failed, or that one if it comes first; others come next.
+        failed = next((replica for replica, (lane, place) in enumerate(places) if place in lane.failed), None)
+        if failed is None:
+            return places
+        has_rows = any(place >= 0 for _, place in places[:failed])
+        num_done = failed if has_rows else failed + 1
+        if any(place >= 0 for _, place in places[num_done:]):
+            for feed in self.feeds:
+                feed.step_back()
+            self.done = frozenset(range(num_done))
+        return [*places[:num_done], *[_NO_ROWS] * (len(places) - num_done)]
 
     def handed_out(self) -> HandedOut:
-        """Return for each pipeline the numbers of elements and of errors that were handed out."""
+        """Return for each pipeline the number of elements that were handed out."""
         return [feed.num_handed_out for feed in self.feeds] if self.feeds else self._handed_out_at_end
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, takewhile
@@ -11,13 +10,13 @@ from time import perf_counter
 from typing import Any
 
 from daskdist.core.block import Rows
-from daskdist.core.failing.failed_elements import FailedBeforeError, FailedElement
+from daskdist.core.failing.failed_element import FAILED
 from daskdist.core.primitive import Epoch, Exhausted, NotReady, RowReader, Stream
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.execute.resume.deferring import Deferred
-from daskdist.execute.resume.recorded_answers import HAS_FAILED, AnswerLog, Path, PathKey
+from daskdist.execute.resume.recorded_answers import AnswerLog, Path, PathKey
 from daskdist.execute.stream.calls import PulledAgain, pulled
 from daskdist.execute.stream.cursors import BlockCursor
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
@@ -39,8 +38,9 @@ _MOST_AT_FIRST = 64
 class StreamCursor(BlockCursor):
     """A cursor over a stream that runs in this process; each block has the elements available when it was requested.
 
-    Its log has the number of elements so far, and whether that is the number of all. A stream that is opened again runs
-    from its start as soon as one of those elements or a later one is needed.
+    Its log has the number of elements so far, and `FAILED` if the last of them failed, after which there are no others;
+    and whether it is at its end otherwise. A stream that is opened again runs from its start as soon as one of those
+    elements or a later one is needed.
     """
 
     def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
@@ -49,6 +49,7 @@ class StreamCursor(BlockCursor):
         # The number of the next element, of those that were recorded before, and of those that the reader has given.
         self._number = self._num_read = 0
         self._num_recorded = self.log.rows[0] if self.log.rows else 0
+        self._has_failed = FAILED in self.log.rows
         self._reader: RowReader | None = None
         # The path without keys: streams that one operation opened for its elements share it.
         self._place = tuple([step for step in path if not isinstance(step, PathKey)])
@@ -61,18 +62,11 @@ class StreamCursor(BlockCursor):
             return self._recorded_block()
         if self.log.cuts:
             raise Exhausted
-        if self.log.left_out:
-            raise FailedBeforeError
         try:
             return self._ask_here() if self._is_nested else self._ask_of_reader()
         except Exhausted:
-            self.log.cuts.append(self._number)
-            raise
-        except NotReady:
-            raise
-        except Exception as error:
-            # The stream ends here once the error is raised.
-            self.runtime.note_failure(error, self.log, 0, (0, self._number))
+            if FAILED not in self.log.rows:
+                self.log.cuts.append(self._number)
             raise
 
     def _ask_of_reader(self) -> BlockRef:
@@ -119,7 +113,7 @@ class StreamCursor(BlockCursor):
         self._skip_to(self._number)
         handle, block = self._handle_of(take, worker)
         self._number += len(block)
-        self.log.rows[:] = [self._number]
+        self.log.rows[:] = [self._number, FAILED] if self._fails_in(block) else [self._number]
         return runtime.refer(handle, len(block), block.nbytes, worker, runtime.reads)
 
     def _handle_of(self, take: Callable[[], Rows], worker: str | None) -> tuple[Handle, Rows]:
@@ -150,6 +144,7 @@ class StreamCursor(BlockCursor):
                 self._skip_to(first)
                 take = partial(self._elements.take_exactly, num_rows)
                 handle, block = self._handle_of(take, self.runtime.next_worker())
+                self._check_again(block)
                 if len(block) != num_rows:
                     raise self._is_shorter()
                 deferred.become(handle)
@@ -158,9 +153,23 @@ class StreamCursor(BlockCursor):
     def _skip_to(self, number: int) -> None:
         try:
             while self._num_read < number:
-                self._num_read += len(self._elements.take_exactly(min(number - self._num_read, _SKIPPED_AT_ONCE)))
+                rows = self._elements.take_exactly(min(number - self._num_read, _SKIPPED_AT_ONCE))
+                self._num_read += len(rows)
+                self._check_again(rows)
         except Exhausted:
             raise self._is_shorter() from None
+
+    def _fails_in(self, rows: Rows) -> bool:
+        # Return whether the last element failed, so that there are no others.
+        return self.stream.read is None and rows.has_failed
+
+    def _check_again(self, rows: Rows) -> None:
+        # Raise an error if an element fails that did not fail before the position: others would follow it.
+        if self._fails_in(rows) and (self._num_read < self._num_recorded or not self._has_failed):
+            raise ArgumentError(
+                f"load_state_dict: element {self._num_read - 1} of {self.stream.name} fails, which did not fail before "
+                "the position was taken"
+            ) from rows.failed_at(len(rows) - 1).error  # type: ignore[union-attr]
 
     def _is_shorter(self) -> Exception:
         return ArgumentError(
@@ -208,11 +217,11 @@ class WorkerStreamCursor(BlockCursor):
             num_rows = self.log.cuts[self.num_cut] or num_rows
         self._note_cut(num_rows)
         number = self.num_cut - 1
-        function: Any = _pulled_again(stream.name, self.log, number) if is_recorded else pulled
+        function: Any = _pulled_again(self.log, number) if is_recorded else pulled
         # The call also has the first row that a position still needs.
         first = () if is_recorded or stream.position is None else (self._first_needed(self.runtime.num_passed),)
         args = num_rows, *first
-        again = partial(_call_again, stream.name, self.log, number, is_repeatable=stream.is_repeatable)
+        again = partial(_call_again, self.log, number, is_repeatable=stream.is_repeatable)
         handle = caller.call(
             function, handles, *args, worker=self._worker, is_pinned=True, again=again, name=stream.name
         )
@@ -244,14 +253,6 @@ class WorkerStreamCursor(BlockCursor):
             self.is_over = True
             self.pending.clear()
             raise
-        # Failed elements are known by their number in the block, and not by that in a block of the worker's pass.
-        self.failed = deque(
-            [
-                (place, FailedElement(failed.error, failed.split, (0, place), failed.uncounted))
-                for place, failed in self.failed
-            ]
-        )
-        self.log.failed[number] = frozenset([place for place, _ in self.failed])
         self.log.cuts[number] = ref.num_rows
         self.num_taken += ref.num_rows
         self.row_bytes = ref.row_bytes
@@ -261,21 +262,14 @@ class WorkerStreamCursor(BlockCursor):
         self.pending.clear()
 
 
-def _pulled_again(name: str, log: AnswerLog, number: int) -> PulledAgain:
+def _pulled_again(log: AnswerLog, number: int) -> PulledAgain:
     # The call that pulls a recorded block again.
-    elements = log.elements_left_out(number)
-    # Elements that were left out without an error are not among the rows.
-    left_out = frozenset([element.number for element in elements if element.is_raised])
-    first = sum(log.cuts[:number]) if log.values else None
-    return PulledAgain(name, left_out, log.failed.get(number, frozenset()), first)
+    return PulledAgain(sum(log.cuts[:number]) if log.values else None)
 
 
-def _call_again(
-    name: str, log: AnswerLog, number: int, *, is_repeatable: bool
-) -> tuple[Callable[..., Any], int] | None:
+def _call_again(log: AnswerLog, number: int, *, is_repeatable: bool) -> tuple[Callable[..., Any], int] | None:
     # The call that pulls a block of another pass like its own. Each may have other numbers of rows ready, and so this
     # block has to be counted.
     if not is_repeatable or number >= len(log.rows):
         return None
-    num_rows = log.rows[number]
-    return _pulled_again(name, log, number), log.cuts[number] if num_rows == HAS_FAILED else num_rows
+    return _pulled_again(log, number), log.rows[number]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
-from daskdist.core.failing.origin import Skipped, origin_from
+from daskdist.core.failing.origin import origin_from
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import DamagedFileError
@@ -28,7 +28,7 @@ from daskdist.formats.arrow.arrow_messages import (
     opened,
 )
 from daskdist.formats.table_files import TableFiles, converted
-from daskdist.storage.failures import damage
+from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
@@ -136,24 +136,29 @@ class Arrow(TableFiles):
             block.origin = origin_from(_batches_label(part), part.rows[0], len(block))
         return block
 
-    def read_valid_rows(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
         part: ArrowSplit = split.payload
-        kept, notes = [], []
+        kept: list[Block] = []
+        damaged: list[DamagedPart] = []
+        counts = [batch.num_rows for batch in index_of(self.storage, part.version).batches]
+        place = 0
         with self._opened(split) as batches:
             for number in range(part.start, part.stop):
                 try:
                     with damage(split.label):
                         table = self._table(batches.batches(number, number + 1), part)
                         kept.append(self._tables.block(table, split.label, split.path or ""))
+                    place += len(kept[-1])
                 except DamagedFileError as error:
                     if part.stop - part.start == 1:
                         raise
-                    notes.append(Skipped(f"record batch {number} of {part.version.path}", str(error)))
+                    where = f"record batch {number} of {part.version.path}"
+                    num_rows = counts[number]
+                    damaged.append(DamagedPart(place, where, str(error), num_rows))
+                    place += 1 if num_rows is None else num_rows
         if not kept:
-            raise DamagedFileError(f"{split.label}: none of its record batches can be read: {notes[0].reason}")
-        block = Block.concat(kept, split.label)
-        block.skipped = tuple(notes)
-        return block
+            raise DamagedFileError(f"{split.label}: none of its record batches can be read: {damaged[0].reason}")
+        return Block.concat(kept, split.label), damaged
 
     @property
     def _tables(self) -> TableReader:

@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block
-from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
@@ -30,7 +29,7 @@ from daskdist.formats.csv.dialect import (
 from daskdist.formats.csv.fields import ZONED, Fields, InvalidValue, arrow_type, kind_named, with_zone
 from daskdist.formats.sampled import SampledFormat
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
-from daskdist.storage.failures import damage
+from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 # Files with at least this many columns have splits of the usual size.
@@ -154,33 +153,31 @@ class Csv(SampledFormat):
                 raise self._conversion_error(split, fields, data, piece.offset, error) from error
             return self.tables.block(table, split.label, path)
 
-    def read_valid_rows(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
         part: CsvSplit = split.payload
         path = split.path or ""
         piece, fields = self._piece(split, part, is_lenient=True), self._fields(part, path)
-        notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
-        data = self._text(piece, split, notes)
+        damaged: list[DamagedPart] = []
+        data = self._text(piece, split, damaged)
+        among_decoded = _numbers_without([row for row, *_ in damaged])
         with damage(split.label):
             data, unequal = without_unequal(data, fields, self.dialect.of(path))
-            notes += [
-                Skipped(f"row {row} of {split.label}", f"{num_fields} fields, not {len(fields.names)}: {text!r:.80}")
-                for row, num_fields, text in unequal
-            ]
+            for number, num_fields, text in unequal:
+                reason, row = f"{num_fields} fields, not {len(fields.names)}: {text!r:.80}", among_decoded(number)
+                damaged.append(DamagedPart(row, f"row {row} of {split.label}", reason))
             table, invalid_values = fields.without_invalid(data)
             if invalid_values:
                 _refuse_other_type(split, fields, data, table)
             kinds = dict(fields.kinds)
-            numbers = _numbers_without([row for row, _, _ in unequal])
-            notes += [
-                Skipped(
-                    f"row {numbers(invalid.row)} of {split.label}",
+            among_equal = _numbers_without([number for number, *_ in unequal])
+            for invalid in invalid_values:
+                row, reason = (
+                    among_decoded(among_equal(invalid.row)),
                     f"column {invalid.column!r}: {_what(invalid, kinds)}",
                 )
-                for invalid in invalid_values
-            ]
+                damaged.append(DamagedPart(row, f"row {row} of {split.label}", reason))
             block = self.tables.block(table, split.label, path)
-        block.skipped = tuple(notes)
-        return block
+        return block, piece.with_rest(damaged, len(block), split)
 
     # --- columns ---
 
@@ -278,8 +275,8 @@ class Csv(SampledFormat):
         length = min(part.begin - piece.offset, len(piece.data))
         return replace(piece, data=piece.data[length:], offset=piece.offset + length)
 
-    def _text(self, piece: RangeRecords, split: Split, notes: list[Skipped] | None = None) -> bytes:
-        # Return the rows of a piece in UTF-8; with `notes`, undecodable rows are left out and noted.
+    def _text(self, piece: RangeRecords, split: Split, damaged: list[DamagedPart] | None = None) -> bytes:
+        # Return the rows of a piece in UTF-8; with `damaged`, undecodable rows are added to it instead.
         dialect, data = self.dialect.of(split.path or ""), piece.data
         framing = dialect.exact_framing
         if framing.quote and not dialect.newlines_in_values and framing.has_quoted_newline(data):
@@ -292,19 +289,19 @@ class Csv(SampledFormat):
         try:
             return marked_again(data.decode(dialect.encoding).encode(), piece.offset)
         except UnicodeDecodeError as error:
-            if notes is None:
+            if damaged is None:
                 begins, _ = framing.rows(data)
                 row = int((begins <= error.start).sum()) - 1
                 raise DamagedFileError(
                     f"{split.label}: its row {row} is not {dialect.encoding}: {error.reason}; give the right encoding"
                 ) from None
         kept = []
-        for begin, end in zip(*framing.rows(data), strict=True):
+        for row, (begin, end) in enumerate(zip(*framing.rows(data), strict=True)):
             row_bytes = data[begin:end]
             try:
                 kept.append(row_bytes.decode(dialect.encoding).encode() + b"\n")
             except UnicodeDecodeError as error:
-                notes.append(Skipped(f"the row {row_bytes!r:.80} of {split.label}", str(error)))
+                damaged.append(DamagedPart(row, f"the row {row_bytes!r:.80} of {split.label}", str(error)))
         return marked_again(b"".join(kept), piece.offset)
 
     # --- errors ---

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from daskdist.core.block import Block
-from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
@@ -37,7 +36,7 @@ from daskdist.formats.sampled import SampledFormat
 from daskdist.formats.table_files import typed_by_replacements
 from daskdist.formats.text import Lines
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges
-from daskdist.storage.failures import damage
+from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
@@ -156,12 +155,13 @@ class Json(SampledFormat):
         except pa.ArrowException as error:
             raise self._complaint(objects, split, error) from None
 
-    def read_valid_rows(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
         objects = self._objects(split, is_lenient=True)
-        kept, notes = self._valid_objects(objects, split)
+        kept, damaged = self._valid_objects(objects, split)
         block = Block.concat(kept, split.label) if kept else self._block(b"", split)
-        block.skipped = (*objects.notes, *notes)
-        return block
+        for where, reason in objects.rest:
+            damaged.append(DamagedPart(len(block) + len(damaged), where, reason, None))
+        return block, damaged
 
     def _ranges(self, are_lines: bool) -> ByteRanges:
         return ByteRanges(Lines() if are_lines else WholeFile(), self.storage, self.compression)
@@ -210,16 +210,16 @@ class Json(SampledFormat):
     def _objects(self, split: Split, *, is_lenient: bool) -> DecodeObjects:
         part: JsonSplit = split.payload
         piece = self._ranges(part.are_lines).read(replace(split, payload=part.range), is_lenient=is_lenient)
-        notes = () if piece.broken is None or piece.is_after else (Skipped(split.label, piece.broken),)
+        rest = [(part.where, part.reason) for part in piece.with_rest([], 0, split)]
         data = piece.data.removeprefix(_MARK) if piece.offset == 0 else piece.data
         if part.are_lines:
-            return DecodeObjects(data, "line", notes)
+            return DecodeObjects(data, "line", rest)
         objects, problem = _found(data)
         if problem is not None:
             if not is_lenient:
                 raise DamagedFileError(f"{split.label}: object {len(objects)} of it is not JSON: {problem}")
-            notes = (*notes, Skipped(f"object {len(objects)} of {split.label}, and what comes after", problem))
-        return DecodeObjects(b"\n".join(objects), "object", notes)
+            rest.append((f"object {len(objects)} of {split.label}, and what comes after", problem))
+        return DecodeObjects(b"\n".join(objects), "object", rest)
 
     def _block(self, data: bytes, split: Split) -> Block:
         table = self._decoded(data, _parsed(split.payload.schema))
@@ -321,12 +321,13 @@ class Json(SampledFormat):
             if all(_value_at(value, path) is None for value in valid):
                 raise FileError(f"{split.label}: {problem}")
 
-    def _valid_objects(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[Skipped]]:
+    def _valid_objects(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[DamagedPart]]:
         # Separate the valid objects from the broken ones.
         import pyarrow as pa
 
         lines = objects.data.split(b"\n")
-        kept, notes, broken = [], [], set[int]()
+        kept, damaged, broken = list[Block](), list[DamagedPart](), set[int]()
+        num_kept = 0
 
         def read(start: int, stop: int) -> Block:
             return self._block(b"\n".join(lines[start:stop]), split)
@@ -336,13 +337,14 @@ class Json(SampledFormat):
                 schema = _parsed(split.payload.schema)
                 where = f"{objects.unit} {number} of {split.label}"
                 reason = None if isinstance(error, DamagedFileError) else self._reason(lines[number], schema, where)
-                notes.append(Skipped(where, reason or str(error)))
+                damaged.append(DamagedPart(num_kept + len(damaged), where, reason or str(error)))
                 broken.add(number)
             elif len(block):
                 kept.append(block)
+                num_kept += len(block)
         if len(broken) > 1:
             self._refuse_other_type(lines, broken, split)
-        return kept, notes
+        return kept, damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,13 +357,13 @@ class DecodeObjects:
         One object per line.
     unit
         The word for an object in messages.
-    notes
-        The objects that are left out before decoding.
+    rest
+        The name of what comes after and cannot be read, and the reason, if there is any.
     """
 
     data: bytes
     unit: str
-    notes: tuple[Skipped, ...] = ()
+    rest: Sequence[tuple[str, str]] = ()
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from daskdist.core.block import Block, Rows
-from daskdist.core.failing.origin import Origin, SelectedOrigins, Skipped
+from daskdist.core.failing.origin import Origin, SelectedOrigins
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
@@ -25,6 +25,7 @@ from daskdist.formats.tfrecord.example_writer import block_of, check_example, ex
 from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
 from daskdist.storage.byte_ranges import ByteRanges, RangeRecords
 from daskdist.storage.compression import compressed, has_suffix, inferred, suffix_of
+from daskdist.storage.failures import DamagedPart
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.byte_rows import objects_at, rows_at
@@ -94,16 +95,14 @@ class TFRecord:
 
     def read(self, split: Split) -> Block:
         block, refused = self._block(split, self._piece(split))
-        for where, reason in refused:
-            raise DamagedFileError(f"{where}: {reason}")
+        for damaged in refused:
+            raise DamagedFileError(f"{damaged.where}: {damaged.reason}")
         return block
 
-    def read_valid_rows(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
         piece = self._piece(split, is_lenient=True)
-        notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
         block, refused = self._block(split, piece)
-        block.skipped = (*notes, *(Skipped(where, reason) for where, reason in refused))
-        return block
+        return block, piece.with_rest(refused, len(block), split)
 
     def _compression_of(self, path: str) -> str | None:
         if self.compression != "infer":
@@ -118,8 +117,8 @@ class TFRecord:
     def _piece(self, split: Split, *, is_lenient: bool = False) -> RangeRecords:
         return ByteRanges(Records(self.check_crc), self.storage).read(split, is_lenient=is_lenient)
 
-    def _block(self, split: Split, piece: RangeRecords) -> tuple[Block, list[tuple[str, str]]]:
-        # Return the valid records of a piece, and the positions and problems of the others.
+    def _block(self, split: Split, piece: RangeRecords) -> tuple[Block, list[DamagedPart]]:
+        # Return the valid records of a piece, and the others.
         headers = headers_of(piece.data, check=False)
         starts, lengths = headers.starts, headers.lengths.astype(np.int64)
         rows, refused = np.arange(len(starts)), []
@@ -139,11 +138,13 @@ class TFRecord:
             refused += [(int(rows[row]), reason) for row, reason in more]
             rows = rows[kept]
         origin = Origin(split.label) if len(rows) == len(starts) else SelectedOrigins([Origin(split.label)], rows)
-        notes = [
-            (f"record {row} of {split.label}, {lengths[row]} bytes at {piece.offset + int(starts[row])}", reason)
+        damaged = [
+            DamagedPart(
+                row, f"record {row} of {split.label}, {lengths[row]} bytes at {piece.offset + int(starts[row])}", reason
+            )
             for row, reason in sorted(refused)
         ]
-        return Block(structure, columns, split.label, origin), notes
+        return Block(structure, columns, split.label, origin), damaged
 
     def check(self, spec: ElementSpec) -> None:
         crc32c()

@@ -20,7 +20,6 @@ import optree
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows
-from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -31,7 +30,7 @@ from daskdist.formats.webdataset.decoding import Decoding
 from daskdist.formats.webdataset.samples import KEY, Sample, Samples, parts_of, samples_of, why_no_key
 from daskdist.storage.byte_ranges import ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.compression import has_suffix
-from daskdist.storage.failures import proves_damage
+from daskdist.storage.failures import DamagedPart, proves_damage
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
 from daskdist.tables.columns import Columns
@@ -142,23 +141,20 @@ class WebDataset:
         reading = _Reading(self, split.label, piece, part.spec)
         return reading.rows([reading.values(sample) for sample in samples_of(piece.data)])
 
-    def read_valid_rows(self, split: Split) -> Block | Bundle:
+    def read_valid_rows(self, split: Split) -> tuple[Block | Bundle, list[DamagedPart]]:
         part: WebDatasetSplit = split.payload
         piece = self._ranges.read(replace(split, payload=part.range), is_lenient=True)
         reading = _Reading(self, split.label, piece, part.spec)
-        kept, notes = [], []
-        for sample in samples_of(piece.data):
+        kept: list[Any] = []
+        damaged: list[DamagedPart] = []
+        for number, sample in enumerate(samples_of(piece.data)):
             try:
                 values = reading.values(sample)
                 reading.rows([values])
                 kept.append(values)
             except DamagedFileError as error:
-                notes.append(Skipped(f"sample {sample.key!r} of {split.label}", str(error)))
-        if piece.broken is not None and not piece.is_after:
-            notes.append(Skipped(split.label, piece.broken))
-        rows = reading.rows(kept)
-        rows.skipped = tuple(notes)
-        return rows
+                damaged.append(DamagedPart(number, f"sample {sample.key!r} of {split.label}", str(error)))
+        return reading.rows(kept), piece.with_rest(damaged, len(kept), split)
 
     def check(self, spec: ElementSpec) -> None:
         element = spec.packed

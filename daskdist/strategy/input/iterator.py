@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
-from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element, type_and_arguments
+from daskdist.core.failing.error_copy import type_and_arguments
+from daskdist.core.failing.failed_element import ReportedFailures, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import warn_if_empty
@@ -116,7 +117,6 @@ class DistributedIterator(Advised):
         self._devices = devices
         self._drops_uneven = drops_uneven
         # Otherwise all replicas have parts of one batch, which fails as a whole.
-        self._fails_by_replica = source.share_out is None and not drops_uneven
         self._puts_on_devices = options.fetch_to_device and not all(device.is_host for device in devices)
         self._source = source
         # The earlier parts of the pass, divided otherwise than the rest.
@@ -147,6 +147,7 @@ class DistributedIterator(Advised):
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Memory pinned for one device of a kind serves all devices of that kind.
         is_pinned = self._puts_on_devices and len({device.kind for device in devices}) == 1
+        fails_by_replica = self._source.share_out is None and not self._drops_uneven
         feeds: list[PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
         self._primitives: list[Primitive] = []
@@ -160,8 +161,9 @@ class DistributedIterator(Advised):
             is_wanted = merged_options(pipeline.node).shuffle_on_device if self._puts_on_devices else False
             primitive, gathers = with_device_gathers(pipeline_devices, pipeline.primitive, is_wanted)
             self._primitives.append(primitive)
-            # Only the elements of a ``dataset_fn`` show whether they have rows.
-            asks_lengths = sum(num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
+            # Only the elements of a ``dataset_fn`` show whether they have rows, and which failed.
+            is_unknown = fails_by_replica or (pipeline.varies and not pipeline.primitive.grouped)
+            asks_lengths = sum(num_lanes) > 1 and is_unknown
             local_empty = pooled_empty if self._is_here else None
             builder = BundleBuilder(
                 interpreter,
@@ -177,7 +179,8 @@ class DistributedIterator(Advised):
             feeds.append(PipelineCursor(builder, self._caller))
         # The numbers of rows of a step without known ones.
         self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
-        self._feeds = JointCursor(feeds, num_lanes, drops_uneven=self._drops_uneven)
+        options_of_steps = {"drops_uneven": self._drops_uneven, "fails_by_replica": fails_by_replica}
+        self._feeds = JointCursor(feeds, num_lanes, **options_of_steps)
         # The blocks of the last step's parts, and their handles and workers.
         self._refs: list[BlockRef | None] = [None] * sum(num_lanes)
         self._handles: tuple[Handle, ...] = ()
@@ -422,11 +425,10 @@ class DistributedIterator(Advised):
 
     def _state(self, handed_out: HandedOut, num_steps: int, done: frozenset[int]) -> dict[str, Any]:
         positions = []
-        for epoch, seeds, (num_elements, num_errors), interpreter in zip(
+        for epoch, seeds, num_elements, interpreter in zip(
             self._epochs, seeds_of(self._pipelines), handed_out, self._interpreters, strict=True
         ):
-            answers, num_others = interpreter.answers_at(num_elements, num_errors)
-            positions.append(StreamPosition(epoch, seeds, num_elements, num_others, answers))
+            positions.append(StreamPosition(epoch, seeds, num_elements, interpreter.answers_at(num_elements)))
         caller = self._interpreters[0].caller
         plain = [position.as_plain(caller) for position in positions]
         return self._source.state(plain, self._sections, num_steps, done, is_over=self._is_over)
@@ -447,13 +449,13 @@ class DistributedIterator(Advised):
         """
         if self._is_closed:
             raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
-        has_begun = self._num_steps > 0 or self._is_over or any(map(any, self._feeds.handed_out()))
+        has_begun = self._num_steps > 0 or self._is_over or any(self._feeds.handed_out())
         self._continue_from(state, with_new_caller=has_begun or self._ahead is not None)
 
     def _continue_from(self, state: dict[str, Any], *, with_new_caller: bool = False) -> None:
         source = self._source
         sections, section, positions, num_steps, is_over, done = source.position_of(state)
-        self._sections, pipelines, positions, is_exact = source.pipelines_at(sections, section, positions)
+        self._sections, pipelines, positions = source.pipelines_at(sections, section, positions)
         if with_new_caller:
             self._close()
             self._ahead = self._host_steps = self._failure = self._interrupted_at = None
@@ -464,7 +466,7 @@ class DistributedIterator(Advised):
         self._num_steps, self._is_over = num_steps, is_over
         self._open(pipelines, [position.epoch for position in positions], is_resumed=True)
         for feed, primitive, position in zip(self._feeds.feeds, self._primitives, positions, strict=True):
-            feed.move_to(primitive, position, is_exact=is_exact)
+            feed.move_to(primitive, position)
         self._feeds.done = done
         self._handed_out = self._feeds.handed_out()
         source.note_pass((self._sections or [section])[0])
@@ -487,9 +489,7 @@ class DistributedIterator(Advised):
             return self._structure.pack(self._leaves(*places[0]))
         if not num_empty and not self._is_here:
             return self._structure.pack(self._references(places))
-        take = self._feeds.before_failed if self._fails_by_replica else map
-        rows = list(take(lambda place: self._empty if place[1] < 0 else self._leaves(*place), places))
-        rows += [self._empty] * (len(places) - len(rows))
+        rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
         return self._step_value(rows, num_rows=self._feeds.num_rows)
 
     def _note_bundles(self, lanes: Sequence[Lane]) -> None:

@@ -12,7 +12,7 @@ from daskdist.core.dataset_base import element_spec_of, node_of, pipeline_finger
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import CountingNode, Facts, Node, Source, counting, walk
-from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Primitive, Stream
+from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Leaves, Structure
@@ -171,8 +171,6 @@ class WorkerPass:
         self._interpreter: _SkipCollector | None = None
         # The number of the next element.
         self._number = 0
-        # Whether later elements depend on the earlier ones.
-        self.carries_state = _has_chain(self._primitive)
         self._finalizer: Finalizer | None = None
 
     def _open(self, first: int) -> _SkipCollector:
@@ -226,25 +224,13 @@ class WorkerPass:
                 return self._position
             interpreter.first_needed = first
             interpreter.drop_answers_before(self._primitive, self._epoch, first)
-            answers, _ = interpreter.answers_at(first, 0)
-            plain = StreamPosition(self._epoch, [], first, 0, answers).as_plain(interpreter.caller)
+            plain = StreamPosition(self._epoch, [], first, interpreter.answers_at(first)).as_plain(interpreter.caller)
             return pack({"fingerprint": "", "order": self._identity.order, "answers": plain[-1]})
 
 
 def position_on_worker(values: Sequence[WorkerPass], first: int) -> Any:
     """Return the position of a pass, on the worker that has it."""
     return values[0].position(first)
-
-
-def _has_chain(primitive: Primitive) -> bool:
-    match primitive:
-        case Chain():
-            return True
-        case Arrange():
-            return any(map(_has_chain, primitive.inputs))
-        case Compute() | Fact():
-            return _has_chain(primitive.source)
-    return False
 
 
 def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:

@@ -188,7 +188,7 @@ class PassSource:
 
     def pipelines_at(
         self, before: Sequence[PassSection], section: PassSection, positions: Sequence[StreamPosition]
-    ) -> tuple[list[PassSection], list[Pipeline], list[StreamPosition], bool]:
+    ) -> tuple[list[PassSection], list[Pipeline], list[StreamPosition]]:
         """Return the pipelines that continue from a position.
 
         Parameters
@@ -202,16 +202,14 @@ class PassSource:
 
         Returns
         -------
-        before, pipelines, positions, is_exact
-            The earlier sections for later positions, the pipelines, the position in each of them, and whether elements
-            have failed before.
+        before, pipelines, positions
+            The earlier sections for later positions, the pipelines, and the position in each of them.
         """
         sections = [*before, section]
-        is_exact = any(num_errors for earlier in sections for *_, num_errors in earlier.positions)
         if section.layout.is_like(self.layout):
             if before:
-                return list(before), [self._rest(sections[:-1], section.layout)[0]], list(positions), is_exact
-            return [], list(map(_with_seeds, self.pipelines, positions)), list(positions), is_exact
+                return list(before), [self._rest(sections[:-1], section.layout)[0]], list(positions)
+            return [], list(map(_with_seeds, self.pipelines, positions)), list(positions)
         if before:
             # The rest was one stream for all replicas already.
             sections[-1] = replace(
@@ -221,7 +219,7 @@ class PassSource:
         answers = Answers()
         for number, position in enumerate(positions):
             answers.add(position.answers, (*path, number))
-        return sections, [pipeline], [StreamPosition((0,), [], 0, 0, answers)], is_exact
+        return sections, [pipeline], [StreamPosition((0,), [], 0, answers)]
 
     def _rest(self, sections: Sequence[PassSection], layout: PassLayout) -> tuple[Pipeline, Any]:
         streams = [plan(node) for node in self._nodes_of(sections[0])]
@@ -260,7 +258,7 @@ class PassSource:
             )
         return [
             with_drawn(pipeline_node, seeds)
-            for pipeline_node, (_, seeds, *_) in zip(nodes, section.positions, strict=True)
+            for pipeline_node, (_, seeds, _) in zip(nodes, section.positions, strict=True)
         ]
 
 
@@ -287,7 +285,7 @@ def section_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> PassS
     """Return the part of a pass with streams at some positions."""
     return PassSection(
         layout,
-        tuple([(position.epoch, position.seeds, position.num_elements, position.num_errors) for position in positions]),
+        tuple([(position.epoch, position.seeds, position.num_elements) for position in positions]),
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.array_pool import pooled_empty
-from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.devices import named
@@ -50,8 +49,6 @@ class PipelineReader:
         The names of the devices of the pipeline's replicas, if elements are copied to them.
     start
         The position from which to continue; the beginning of the pass if None.
-    is_exact
-        Whether errors were raised before that position.
     """
 
     def __init__(
@@ -66,15 +63,11 @@ class PipelineReader:
         empty: Empty | None = None,
         devices: Sequence[str] = (),
         start: StreamPosition | None = None,
-        is_exact: bool = False,
     ) -> None:
         options = merged_options(pipeline.node)
-        self._start = start or StreamPosition(epoch, seeds_of([pipeline])[0], 0, 0, Answers())
-        # The number of elements up to the end of the last bundle, and of the steps that were read here.
-        self._num_elements, self._num_steps = self._start.num_elements, 0
-        # For each step with fewer elements than replicas, as before an error: the number of steps up to its end, and of
-        # the elements that it lacks.
-        self._incomplete: list[tuple[int, int]] = []
+        self._start = start or StreamPosition(epoch, seeds_of([pipeline])[0], 0, Answers())
+        # The number of elements up to the end of the last bundle.
+        self._num_elements = self._start.num_elements
         if comes_in_any_order(pipeline.node):
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
         self.caller = local_caller(pipeline.node, options.num_threads, fetch, num_processes=options.num_processes)
@@ -102,17 +95,12 @@ class PipelineReader:
         if start is not None:
             # Copy the position, as a process may open it twice.
             answers = copy.deepcopy(start.answers)
-            self._builder.move_to(
-                primitive, start.epoch, answers, start.num_elements, start.num_errors, is_exact=is_exact
-            )
+            self._builder.move_to(primitive, start.epoch, answers, start.num_elements)
 
-    def position(self, num_steps: int, num_errors: int) -> StreamPosition:
-        """Return the position after some steps that were read, and after errors between them that were raised."""
-        num_lacking = sum(number for stop, number in self._incomplete if stop <= num_steps)
-        num_elements = self._start.num_elements + num_steps * self._num_lanes - num_lacking
-        num_elements = min(num_elements, self._num_elements)
-        answers, num_errors = self.interpreter.answers_at(num_elements, self._start.num_errors + num_errors)
-        return replace(self._start, num_elements=num_elements, num_errors=num_errors, answers=answers)
+    def position(self, num_steps: int) -> StreamPosition:
+        """Return the position after some steps that were read."""
+        num_elements = min(self._start.num_elements + num_steps * self._num_lanes, self._num_elements)
+        return replace(self._start, num_elements=num_elements, answers=self.interpreter.answers_at(num_elements))
 
     @property
     def limit_bytes(self) -> int:
@@ -120,23 +108,17 @@ class PipelineReader:
         return self.interpreter.bundles[None].limit_bytes
 
     def pull(self) -> tuple[list[Lane], Any] | None:
-        """Return the lanes of the next steps and whether they have rows, as ``(step, lane)``; None at the end.
-
-        After an error for which `is_of_element` is true, others follow.
-        """
+        """Return the lanes of the next steps and whether they have rows, as ``(step, lane)``; None at the end."""
         try:
             bundle = self._builder.pull()
         except Exhausted:
             return None
         self._num_elements += bundle.num_elements
-        self._num_steps += len(bundle)
-        if num_lacking := len(bundle) * self._num_lanes - bundle.num_elements:
-            self._incomplete.append((self._num_steps, num_lacking))
         full = np.array([lane.places for lane in bundle.lanes]).T >= 0
         for number, lane in enumerate(bundle.lanes):
             if lane.lengths is not None:
                 lengths = np.append(self.caller.result(lane.lengths), 0)
-                full[:, number] &= lengths[np.asarray(lane.places)] > 0
+                full[:, number] &= lengths[np.asarray(lane.places)] != 0
         return bundle.lanes, full
 
 
@@ -165,10 +147,9 @@ class CountedSteps:
         fetch: Fetch | None = None,
         start: StreamPosition | None = None,
         first_step: int = 0,
-        is_exact: bool = False,
     ) -> None:
         self._reader: PipelineReader | None = PipelineReader(
-            pipeline, epoch, set(), is_alone=False, fetch=fetch, start=start, is_exact=is_exact
+            pipeline, epoch, set(), is_alone=False, fetch=fetch, start=start
         )
         self._num_lanes = len(pipeline.consumers)
         self._full = np.zeros((0, self._num_lanes), bool)
@@ -190,13 +171,7 @@ class CountedSteps:
 
     def _read_to(self, stop: int) -> None:
         while self._reader is not None and self._first + len(self._full) < stop:
-            try:
-                pulled = self._reader.pull()
-            except Exception as error:
-                if is_of_element(error):
-                    # The replicas of that pipeline raise it.
-                    continue
-                raise
+            pulled = self._reader.pull()
             if pulled is None:
                 self.close()
             else:

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import optree
 
-from daskdist.core.block import writable_element
+from daskdist.core.block import PartlyFailed, writable_element
 from daskdist.core.dataset_base import node_of
-from daskdist.core.failing.failed_elements import FailedElement, PartlyFailed, ReportedFailures, raw_item
+from daskdist.core.failing.failed_element import FailedElement, ReportedFailures
 from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
@@ -211,9 +211,8 @@ class ReplicaIterator(Iterator[Any]):
     def _state_part(self) -> StatePart:
         if self._is_closed:
             raise ArgumentError("state_dict: this iterator is closed; take the position of one before it is closed")
-        num_taken = self._num_taken - self._progress.num_errors
-        position = self._readers.position(self._iteration, self._progress, num_taken)
-        num_steps = self._readers.num_steps_before(self._iteration) + num_taken
+        position = self._readers.position(self._iteration, self._progress, self._num_taken)
+        num_steps = self._readers.num_steps_before(self._iteration) + self._num_taken
         return StatePart(self._iteration, num_steps, self._is_over, position)
 
     @synchronized
@@ -294,8 +293,6 @@ class _Progress:
     # The state of a pass, without a reference to its iterator.
     def __init__(self) -> None:
         self.shared_pass: SharedPass | None = None
-        # The number of elements that failed between steps.
-        self.num_errors = 0
 
 
 def _elements(
@@ -315,7 +312,6 @@ def _elements(
     try:
         for part in _timed(parts, times):
             places, rows = part.places, part.rows
-            progress.num_errors += part.is_between_steps
             del part
             is_row = min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1
             if rows is not None and is_row and not isinstance(rows, PartlyFailed):
@@ -323,7 +319,7 @@ def _elements(
                 yield from map(writable_element, elements) if is_writable else elements
             else:
                 for place in places:
-                    item = None if place < 0 else raw_item(rows, place)
+                    item = None if place < 0 else rows.raw(place)
                     if isinstance(item, FailedElement):
                         yield item
                         continue
@@ -468,11 +464,11 @@ class PassReaders:
         is_first = self._resumed is not None and not iteration
         number = 0 if is_first and self._resumed.sections else self._plan.number  # type: ignore[union-attr]
         if progress.shared_pass is not None:
-            return number, progress.shared_pass.position(num_taken, progress.num_errors)
+            return number, progress.shared_pass.position(num_taken)
         if is_first:
             return number, self._resumed.read_plan.positions[0].as_plain(Synchronous())  # type: ignore[union-attr]
         epoch, (seeds,) = later(self._read_plan.epochs[0], iteration), seeds_of([self._read_plan.pipeline])
-        return number, StreamPosition(epoch, seeds, 0, 0, Answers()).as_plain(Synchronous())
+        return number, StreamPosition(epoch, seeds, 0, Answers()).as_plain(Synchronous())
 
     def state(self, parts: Sequence[StatePart]) -> dict[str, Any]:
         """Return the state of the iterators of all replicas.

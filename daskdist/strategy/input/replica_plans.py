@@ -383,9 +383,7 @@ def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> Resumed
     """
     source = plan.source
     position = source.position_of(state)
-    sections, pipelines, positions, is_exact = source.pipelines_at(
-        position.sections, position.section, position.positions
-    )
+    sections, pipelines, positions = source.pipelines_at(position.sections, position.section, position.positions)
     (first, *_) = [*sections, position.section]
     epochs = [epoch for epoch, *_ in first.positions]
     if len(epochs) != len(source.pipelines):
@@ -409,7 +407,7 @@ def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> Resumed
         )
         first_replica = plan.first_replica
     done = frozenset([replica - first_replica for replica in position.done])
-    read_plan = replace(read_plan, positions=tuple(positions), is_exact=is_exact, done=done)
+    read_plan = replace(read_plan, positions=tuple(positions), done=done)
     return ResumedPass(read_plan, first_replica, epochs, sections, position.num_steps, position.done, position.is_over)
 
 

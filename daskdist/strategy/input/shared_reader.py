@@ -11,11 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.failing.error_copy import copied_error
-from daskdist.core.failing.failed_elements import FailedElement, PartlyFailed, is_of_element, uncounted_of
 from daskdist.core.primitive import Epoch
 from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.selection.block_ref import BlockRef
-from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.resume.position import StreamPosition
@@ -48,14 +46,11 @@ class StepSlice:
         The element's place in the block for each step; -1 without rows.
     rows
         The block itself, once it has arrived.
-    is_between_steps
-        Whether it is only an element that failed between two steps.
     """
 
     ref: BlockRef | None
     places: list[int]
     rows: Any = None
-    is_between_steps: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -92,8 +87,6 @@ class SharedReadPlan:
         The names of the devices of the pipeline's replicas, if elements are copied to them.
     positions
         The positions, of the pipeline and then of each other one, from which the pass continues; empty if it begins.
-    is_exact
-        Whether errors were raised before those.
     done
         The pipeline's replicas whose elements of the first step were handed out or have failed, see `PassPosition`.
     """
@@ -109,7 +102,6 @@ class SharedReadPlan:
     empty: Empty | None = None
     devices: tuple[str, ...] = ()
     positions: tuple[StreamPosition, ...] = ()
-    is_exact: bool = False
     done: frozenset[int] = frozenset()
 
     @property
@@ -163,7 +155,6 @@ class SharedPass:
             empty=plan.empty,
             devices=plan.devices,
             start=plan.positions[0] if plan.positions else None,
-            is_exact=plan.is_exact,
         )
         self._other_steps: list[ComputedSteps | CountedSteps | RemoteSteps] | None = None
         self._first_step = self._num_steps = plan.first_step
@@ -189,11 +180,11 @@ class SharedPass:
         """Return whether no replica can take part any more."""
         return not self._queues
 
-    def position(self, num_steps: int, num_errors: int) -> list[Any]:
-        """Return the position of the pipeline, as plain data, after some steps and errors that each replica got."""
+    def position(self, num_steps: int) -> list[Any]:
+        """Return the position of the pipeline, as plain data, after some steps that each replica got."""
         with self._lock:
             num_without_rows = sum(number for first, number in self._without_rows if first < num_steps)
-            position = self._reader.position(num_steps + num_without_rows, num_errors)
+            position = self._reader.position(num_steps + num_without_rows)
             return position.as_plain(self._reader.caller)
 
     @property
@@ -321,8 +312,8 @@ class SharedPass:
             self.drop_late()
         try:
             remote_steps = [steps for steps in self._steps_of_others() if isinstance(steps, RemoteSteps)]
-            if self._pending is None and not self._read():
-                return []
+            if self._pending is None:
+                self._read()
             if self._pending is None:
                 if unknown_steps := [steps for steps in remote_steps if not steps.is_known(self._num_steps)]:
                     return unknown_steps
@@ -340,15 +331,9 @@ class SharedPass:
             self._fail(error)
         return []
 
-    def _read(self) -> bool:
-        # Read the next steps of the pipeline, if there are any; return False if an element failed between the steps.
-        try:
-            pulled = None if self._has_read_all else self._reader.pull()
-        except Exception as error:
-            if not is_of_element(error):
-                raise
-            self._queue_failed(error)
-            return False
+    def _read(self) -> None:
+        # Read the next steps of the pipeline, if there are any.
+        pulled = None if self._has_read_all else self._reader.pull()
         peers = self._plan.peers
         if pulled is not None:
             self._pending = (*pulled, 0)
@@ -359,14 +344,6 @@ class SharedPass:
             if peers is not None:
                 nothing = np.zeros((0, len(self._plan.pipeline.consumers)), bool)
                 peers.add(self._iteration, self._num_steps, nothing, is_over=True)
-        return True
-
-    def _queue_failed(self, error: Exception) -> None:
-        # Each replica gets the error after the steps before it. Its traceback refers to this pass.
-        failed = PartlyFailed(LONE, [FailedElement(error.with_traceback(None), uncounted=uncounted_of(error))])
-        for queue in self._queues.values():
-            queue.append(StepSlice(None, [0], failed, is_between_steps=True))
-        self._condition.notify_all()
 
     def _num_decided(self, full: Any, remote_steps: Sequence[RemoteSteps]) -> int:
         # Queue the steps that need no query; another worker may be waiting for this one to take them.
@@ -433,7 +410,7 @@ class SharedPass:
             return ComputedSteps(other)
         if isinstance(other, Pipeline):
             which = later(epoch, self._iteration), plan.fetch, start
-            return CountedSteps(other, *which, first_step=self._first_step, is_exact=plan.is_exact)
+            return CountedSteps(other, *which, first_step=self._first_step)
         if plan.peers is None:
             raise ArgumentError(f"no worker can be asked about the pipeline of {other.worker} here")
         return RemoteSteps(other, self._iteration, plan.peers)
