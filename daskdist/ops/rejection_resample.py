@@ -13,7 +13,18 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block, Bundle, Rows, join
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import CountingNode, Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
+from daskdist.core.primitive import (
+    Arrange,
+    Compute,
+    Context,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    Opener,
+    Primitive,
+    gathered,
+)
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import SeedsInCall, generator, numbers_of, state_of
 from daskdist.core.selection.intervals import Index
@@ -76,9 +87,9 @@ class RejectionResample(CountingNode, Transformation):
         return ElementSpec.nest(_PAIR, [number, self.source.spec])
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        classes = Fact(
-            gathered(inputs[0]), WithClass(self.class_function, len(self.target)), self.name, makes_rows=True
-        )
+        with_class = WithClass(self.class_function, len(self.target))
+        pairs = Compute(gathered(inputs[0]), with_class, self.name, factor=1, costly=self.class_function)
+        classes = Fact(pairs, classes_of, f"{self.name}-classes")
         rows = ResampleRows(self.target, self.initial, self.seed, 1 + self.passes.stream, self.passes)
         return Arrange((classes,), rows, grouped=0, name=self.name)
 
@@ -98,20 +109,20 @@ def check_shares(operation: str, name: str, shares: Sequence[float]) -> None:
 
 @dataclass(frozen=True)
 class WithClass:
-    """A function that returns pairs of a class and an element, and the classes."""
+    """A function that returns pairs of a class and an element."""
 
     function: UserFunction
     num_classes: int
 
-    def __call__(self, rows: Rows) -> tuple[Rows, Index]:
+    def __call__(self, rows: Rows) -> Rows:
         classes = np.zeros(len(rows), np.int32)
         with SeedsInCall() as seeds:
             for index, element in enumerate(rows.elements()):
                 seeds.argument, seeds.number = element, 0
                 classes[index] = self._class(element, lambda index=index: rows.where(index))  # type: ignore[misc]
         if not len(rows):
-            return Bundle(_PAIR.nest([LONE, rows.structure]), []), classes
-        return join([Block(LONE, [classes]), rows], _PAIR), classes
+            return Bundle(_PAIR.nest([LONE, rows.structure]), [])
+        return join([Block(LONE, [classes]), rows], _PAIR)
 
     def _class(self, element: Any, where: Callable[[], str]) -> Any:
         value = self.function(element, where)
@@ -122,6 +133,14 @@ class WithClass:
                 f"a class is an integer from 0 to {self.num_classes - 1}"
             )
         return number
+
+
+def classes_of(pairs: Rows) -> Index:
+    """Return the classes of pairs of a class and an element, shape ``(num_rows,)``, int32."""
+    if isinstance(pairs, Block):
+        classes: Index = pairs.leaves[0]
+        return classes
+    return np.array([pairs.item(index)[0] for index in range(len(pairs))], np.int32)
 
 
 @dataclass(frozen=True)

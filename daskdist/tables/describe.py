@@ -183,7 +183,10 @@ class PartStatistics:
 
 
 def count_rows(number: int, rows: Rows) -> PartStatistics:
-    """Return the number of the elements of a call, without looking at them."""
+    """Return the number of the elements of a call, without looking at them but for one that failed: it is raised."""
+    if rows.has_failed:
+        for index in range(len(rows)):
+            rows.item(index)
     return PartStatistics(len(rows), rows.nbytes, {})
 
 

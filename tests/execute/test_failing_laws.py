@@ -10,6 +10,7 @@ from conftest import mirrored
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import daskdist
 from daskdist import Dataset, Options, errors
 
 ERROR = "error"
@@ -178,6 +179,42 @@ def test_leaving_out_is_a_filter_at_the_end(is_option, pipeline, data):
     taken(iterator, number)
     again.load_state_dict(iterator.state_dict())
     assert taken(again) == actual[number:]
+
+
+def test_an_element_without_a_class_changes_no_choice_but_its_own():
+    def class_of(x):
+        return Checked({1003})(x) % 3
+
+    def classes(function):
+        ds = Dataset.range(FIRST, FIRST + 600).rejection_resample(function, [0.2, 0.5, 0.3], [0.4, 0.3, 0.3], seed=1)
+        return ds.map(lambda number, x: np.stack([number, x]))
+
+    ds = classes(class_of)
+    with_error = taken(iter(ds), 600)
+    at = with_error.index(ERROR)
+    assert with_error.count(ERROR) == 1
+    assert [x % 3 for number, x in with_error[:at] + with_error[at + 1 :]] == [
+        number for number, x in with_error[:at] + with_error[at + 1 :]
+    ]
+    counts = np.bincount([number for number, _ in with_error[:at] + with_error[at + 1 :]])
+    of_all = np.bincount([number for number, _ in taken(iter(classes(lambda x: x % 3)), 600)])
+    assert np.abs(counts - of_all).max() < 60
+    for number in (0, 5, at, at + 1, len(with_error)):
+        # Each iteration over a dataset draws anew.
+        iterator, again = iter(classes(class_of)), iter(classes(class_of))
+        taken(iterator, number)
+        again.load_state_dict(iterator.state_dict())
+        assert taken(again, 600) == with_error[number:]
+
+
+def test_counting_raises_the_error_of_an_element_that_stands_for_others(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"1\n\xff\n3\n")
+    lines = daskdist.read_text(str(tmp_path / "a.txt"))
+    with pytest.raises(errors.DamagedFileError):
+        lines.count()
+    assert lines.ignore_errors().count() == 2
+    with pytest.raises(errors.UserFunctionError):
+        Dataset.range(9).filter(IsChecked({3})).count()
 
 
 @pytest.mark.parametrize("is_option", [False, True])

@@ -377,7 +377,7 @@ class ChainCursor(BlockCursor):
         function = CallWithCarry(TryEachCarried(self.chain.function), name, num_rows, carried_before)
         both = caller.call(function, [rows, self._carried], worker=worker, name=name)
         self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{name}-carried")
-        if following is None:
+        if following is None and not self.runtime.is_trial:
             self.log.note_carried(number + 1, self._carried)
         # The rows depend on the value, so that no element is handed out before the value is known.
         needs = [both, self._carried]
