@@ -79,9 +79,8 @@ def batches_of_windows(node: Node, function: NestedFunction) -> bool | None:
     batch, structure, sources = _batched(result)
     if batch is None or batch.batch_size < node.size or structure != spec.structure:
         return None
-    # `Zip` asks each window once for its size; a function that asks may treat shorter windows differently.
-    num_asks = 0 if type(result) is Batch and result.source in rows else 1
-    if any(source is not leaf or len(leaf.asked) != num_asks for source, leaf in zip(sources, rows, strict=True)):
+    # A function that asks for the size of a window may treat shorter windows differently.
+    if any(source is not leaf or leaf.asked for source, leaf in zip(sources, rows, strict=True)):
         return None
     if not batch.drop_remainder:
         return node.drop_remainder

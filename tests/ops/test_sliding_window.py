@@ -10,6 +10,9 @@ from conftest import every_pair
 import daskdist
 from daskdist import Dataset, Options, Ragged, TensorSpec, errors
 from daskdist.core.block import Block
+from daskdist.core.selection.windows import BlockWindows, RowWindows
+from daskdist.core.structure import LONE
+from daskdist.execute.stream.gather import Picks, gather
 from daskdist.ops.map import MapRows
 from daskdist.ops.window import WARNED_OF, OpenWindows
 from daskdist.testing import same_elements
@@ -269,3 +272,11 @@ def test_small_windows_are_mapped_many_in_a_call(monkeypatch):
     assert np.array_equal(list(means), np.arange(20_000 - 23) + 11.5)
     assert sum(num_rows) == 20_000 - 23
     assert len(num_rows) <= 50
+
+
+def test_windows_of_a_block_of_one_row_are_copied():
+    # NumPy gives a single row a stride of any size.
+    one, others = np.arange(12)[::6][:1], np.arange(1, 9)
+    windows = RowWindows((BlockWindows(0, 0, 1, 1, 1), BlockWindows(1, 0, 4, 2, 1)))
+    rows = gather([Block(LONE, [one]), Block(LONE, [others])], Picks(windows, None, None, None))
+    assert rows.leaves[0].tolist() == [0, 1, 2, 2, 3, 3, 4, 4, 5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -376,7 +377,8 @@ def _copied_intervals(blocks: Sequence[Block], intervals: RowIntervals, label: s
 def _copied_windows(column: Sequence[Any], windows: RowWindows, empty: Empty | None) -> Any:
     first = column[0]
     out = _empty((len(windows), *first.shape[1:]), first.dtype, empty)
-    row_bytes, start = first.strides[0], 0
+    # The stride of a single row may be of any size.
+    row_bytes, start = first.itemsize * prod(first.shape[1:]), 0
     for are_single, pieces in groupby(windows.pieces, lambda piece: piece.number == 1):
         if are_single:
             cuts = [column[piece.block][piece.first : piece.first + piece.size] for piece in pieces]
