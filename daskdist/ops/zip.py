@@ -68,7 +68,7 @@ class Zip(Node):
         return cardinality.shortest(source.cardinality for source in self.sources)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return zipped(tuple(map(paired, inputs)), self.structure, self.name, strict=self.strict)
+        return zipped(tuple(map(of_known_numbers, inputs)), self.structure, self.name, strict=self.strict)
 
 
 def zipped(
@@ -91,16 +91,16 @@ def zipped(
     )
 
 
-def paired(primitive: Primitive) -> Primitive:
-    """Return the stream for elements that are joined with others by their numbers."""
+def of_known_numbers(primitive: Primitive) -> Primitive:
+    """Return the stream, which ends with an error where nobody can tell how many elements are missing."""
     match primitive:
         case Read():
             lenient = primitive.lenient and replace(primitive.lenient, is_paired=True)
             return replace(primitive, is_paired=True, lenient=lenient)
         case Compute() | Chain() | Fact():
-            return replace(primitive, source=paired(primitive.source))
+            return replace(primitive, source=of_known_numbers(primitive.source))
         case Arrange():
-            return replace(primitive, inputs=tuple(map(paired, primitive.inputs)))
+            return replace(primitive, inputs=tuple(map(of_known_numbers, primitive.inputs)))
         case Stream():
             return primitive
 

@@ -24,7 +24,7 @@ def not_made(error: Exception, where: str) -> Rows:
     """Return one failed element as rows: one whose stream of elements cannot be made."""
     # It is an error all the same where elements that failed are left out, unless a file is damaged.
     is_of_file = isinstance(error, FileError) and not isinstance(error, DamagedFileError)
-    return bundle(LONE, [FailedElement(error, where, "", where if is_of_file else "")])
+    return bundle(LONE, [FailedElement(error, where, "", f"{where} {uuid.uuid4().hex}" if is_of_file else "")])
 
 
 def not_read(split: Split, error: Exception) -> Rows:
