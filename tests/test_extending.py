@@ -212,10 +212,10 @@ def test_files_on_the_page_exist():
     assert sorted(name for name in named if not any((root / name).exists() for root in (PACKAGE, PACKAGE.parent))) == []
 
 
-def test_functions_on_the_page_are_in_the_file_before_them():
+def test_functions_and_classes_on_the_page_are_in_the_file_before_them():
     page = (PACKAGE / "README.md").read_text()
     named = re.findall(r"`([\w/]+\.py)` \(`(\w+)`", page)
     assert len(named) >= 4
     assert [
-        pair for pair in named if not re.search(rf"^ *def {pair[1]}\(", (PACKAGE / pair[0]).read_text(), re.M)
+        pair for pair in named if not re.search(rf"^ *(def|class) {pair[1]}\b", (PACKAGE / pair[0]).read_text(), re.M)
     ] == []

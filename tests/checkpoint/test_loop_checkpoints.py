@@ -205,9 +205,17 @@ def test_all_replicas_learn_that_a_save_failed(gated):  # noqa: F811
     mirrored(2).run(train)
     assert sorted(report) == [0, 1]
     GatedFileSystem.is_broken = False
+
+    def save_last():
+        context = get_replica_context()
+        context.restore(manager, epoch=0)
+        # Break it before the checkpoint: a thread writes that, maybe before the next line.
+        GatedFileSystem.is_broken = True
+        context.checkpoint(manager, epoch=1)
+
     strategy = mirrored(2)
     with pytest.raises(FileError, match="the disk is full"):
-        strategy.run(lambda: (get_replica_context().checkpoint(manager, epoch=1), setattr(gated, "is_broken", True)))
+        strategy.run(save_last)
 
 
 def test_one_run_at_a_time_saves_to_a_directory(tmp_path):
