@@ -624,6 +624,15 @@ def test_workers_forget_an_unreferenced_strategy(start_cluster, tmp_path):
     until_known(client, token, is_known=False)
 
 
+# A client's sender waits for the end of an interval in a future of its own. If the client's loop is stopped just then,
+# nobody looks at this future, and asyncio says so. A busy machine makes it likely.
+NOISE_OF_DASK = """\
+Future exception was never retrieved
+future: <Future finished exception=TimeoutError('Timeout')>
+TimeoutError: Timeout
+"""
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_workers_forget_the_strategies_of_programs_that_are_gone(start_cluster, is_killed):
     client = start_cluster(2, 1)
@@ -640,7 +649,7 @@ os._exit(0) if {is_killed} else None
 """
     done = programs.run("-c", program, check=True)
     closable, token = done.stdout.splitlines()
-    assert done.stderr == ""
+    assert done.stderr.replace(NOISE_OF_DASK, "") == ""
     until_known(client, token, is_known=False)
     # Adaptive scaling may now close the workers that the strategy used.
     assert closable == "[]"
