@@ -1527,7 +1527,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         -----
         A pass that ends early keeps nothing; the files of a killed pass are removed by a pass over the directory more
         than a day later. The order is kept too: shuffle afterwards for another order in each pass. Memory keeps an
-        element that failed as any other; a pass with one leaves no files.
+        element that failed as any other. A pass with one leaves no files, even if it is left out further down: call
+        `ignore_errors` before.
 
         >>> ds = Dataset.range(3).shuffle(3).cache()
         >>> list(ds) == list(ds)
@@ -1549,6 +1550,11 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
             or one whose local files changed, does not read the files of another.
         compression
             ``"lz4"``, ``"zstd"`` or None; without compression, elements are used in place on disk.
+
+        Notes
+        -----
+        A pass with an element that failed leaves no files, even if it is left out further down: call `ignore_errors`
+        before.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:

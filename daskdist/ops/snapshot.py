@@ -102,7 +102,7 @@ class Snapshot(Transformation):
         return replace(self, directory=f"{self.directory}/shard-{index}-of-{num_shards}")
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        write = WriteRows(self.directory, self.compression, new_owner(), may_fail=self.is_reused)
+        write = WriteRows(self.directory, self.compression, new_owner(), takes_failed=self.is_reused)
         # Each file has as many rows as a call takes, however short the incoming runs are.
         rows = Compute(inputs[0], same, "gather", factor=1, is_full=True)
         parts = Fact(rows, write, f"{self.name}-write", is_strict=True, is_of_pass=True)
@@ -122,17 +122,17 @@ class WriteRows:
         The name of the compression, or None.
     owner
         Distinguishes the files of these passes from those of other writers.
-    may_fail
+    takes_failed
         Whether elements may have failed; otherwise the error of the first is raised.
     """
 
     directory: str
     compression: str | None
     owner: str
-    may_fail: bool
+    takes_failed: bool
 
     def __call__(self, rows: Rows) -> SavedPart | None:
-        if self.may_fail and rows.has_failed:
+        if self.takes_failed and rows.has_failed:
             return None
         return write_part(rows, self.directory, part_name(self.owner), self.compression)
 

@@ -329,3 +329,17 @@ def test_a_batch_that_does_not_stack_fails_no_other_batch(rest):
     again.load_state_dict(elements.state_dict())
     assert taken(again) == expected[2:]
     assert [batch.tolist() for batch in ds.ignore_errors()] == [value for value in expected if value != ERROR]
+
+
+@pytest.mark.parametrize("keep", ["snapshot", "cache"])
+@pytest.mark.parametrize("leave_out", ["ignore_errors", "skip"])
+def test_what_is_left_out_further_down_is_not_missing_in_files(tmp_path, keep, leave_out):
+    mapped = Dataset.range(6).map(fails_at(3))
+    kept = getattr(mapped, keep)(tmp_path)
+    without = kept.ignore_errors() if leave_out == "ignore_errors" else kept.with_options(Options(on_error="skip"))
+    assert [int(x) for _ in range(2) for x in without] == [0, 1, 2, 4, 5] * 2
+    assert taken(iter(kept)) == [0, 1, 2, ERROR, 4, 5]
+    # Files are of whole passes: of the elements that are left.
+    of_others = getattr(mapped.ignore_errors(), keep)(tmp_path)
+    assert [int(x) for x in of_others] == [0, 1, 2, 4, 5]
+    assert taken(iter(kept)) == [0, 1, 2, ERROR, 4, 5]

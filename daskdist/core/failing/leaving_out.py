@@ -10,6 +10,7 @@ from daskdist.core.block import Batches, Block, Bundle, PartlyFailed, Rows, bund
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failing.failed_element import FailedElement
 from daskdist.core.failing.origin import Origin, Skipped
+from daskdist.core.failing.try_each import takes_failed
 from daskdist.core.node import Node
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Stream, gathered
 from daskdist.core.ragged import Ragged
@@ -45,7 +46,9 @@ def _before_groups(primitive: Primitive) -> Primitive:
             return primitive
         case Compute():
             return replace(primitive, source=_before_groups(primitive.source))
-        case Chain() | Fact(is_strict=True):
+        case Chain():
+            return replace(primitive, source=without_failed(primitive.source))
+        case Fact(is_strict=True) if not takes_failed(primitive.function):
             return replace(primitive, source=without_failed(primitive.source))
         case Fact():
             return replace(primitive, source=_before_groups(primitive.source))

@@ -41,6 +41,11 @@ class TakesFailed(Protocol):
     takes_failed: bool
 
 
+def takes_failed(function: Any) -> bool:
+    """Return whether a function of rows is called with elements that failed, too."""
+    return isinstance(function, TakesFailed) and function.takes_failed
+
+
 @dataclass(frozen=True)
 class TryEach:
     """A function of rows, which is called for each element if it fails for all together.
@@ -147,7 +152,7 @@ class TryEachCarried:
 
 
 def _tried(rows: Rows, function: Callable[[Rows], Rows], factor: int | None) -> Rows:
-    if function is same or isinstance(function, TakesFailed):
+    if function is same or takes_failed(function):
         return function(rows)
     error = None
     if not rows.has_failed:
