@@ -608,8 +608,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         -----
         A dataset is a value: plain values (numbers, text, None, tuples of them) that the function and its callees
         refer to are fixed when the dataset is built; later assignments have no effect. Objects such as lists, dicts,
-        arrays and models are shared. Attributes of modules (``config.x``), names that the functions assign themselves
-        and names of recursive functions are read when the function is called.
+        arrays and models are shared, and their names, like those of functions, are looked up when a pass begins.
+        Attributes of modules (``config.x``) and variables that the functions assign themselves are read when the
+        function is called; so are all global names of a function if it uses one that a function assigns (``global``).
 
         The function must be pure: it may run in another order, in another process, and repeatedly. To learn the spec of
         its results, it is tried on synthetic elements, whose values and lengths are small numbers and numbers from its

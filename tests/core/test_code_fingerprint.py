@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import operator
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import types
+from functools import partial
 
 import cloudpickle
 import dask
@@ -20,6 +23,7 @@ from conftest import mirrored
 import daskdist
 from daskdist import Dataset
 from daskdist.core.functions.code_fingerprint import fingerprint_of
+from daskdist.core.functions.user_function import numbers_in
 
 _NUMBERS = itertools.count()
 
@@ -99,6 +103,25 @@ WAYS = {
     },
     "recursive": {"preprocess": "def g(x):\n    return f(x) * 2\ndef f(x):\n    return g(x) if x else 0"},
     "a comprehension": {"preprocess": "def g(x):\n    return x * 2\ndef f(x):\n    return [g(y) for y in [x]]"},
+    "a module as a default": {
+        "helpers": "def g(x):\n    return x * 2",
+        "preprocess": "from PROJECT import helpers\ndef f(x, m=helpers):\n    return m.g(x)",
+    },
+    "a module given to a partial": {
+        "helpers": "def g(x):\n    return x * 2",
+        "preprocess": "import functools\nfrom PROJECT import helpers\n"
+        "f = functools.partial(lambda m, x: m.g(x), helpers)",
+    },
+    "a module as an attribute": {
+        "helpers": "def g(x):\n    return x * 2",
+        "preprocess": "from PROJECT import helpers\ndef f(x):\n    return f.m.g(x)\nf.m = helpers",
+    },
+    "a module of another class": {
+        "helpers": "import sys, types\nclass M(types.ModuleType): pass\nsys.modules[__name__].__class__ = M\n"
+        "def g(x):\n    return x * 2",
+        "preprocess": "from PROJECT import helpers\ndef f(x):\n    return helpers.g(x)",
+    },
+    "a builtin under its name": {"preprocess": "from builtins import abs\ndef f(x):\n    return abs(x) * 2"},
 }
 
 
@@ -116,7 +139,7 @@ def _token(function):
 def test_what_is_edited_changes_it_and_nothing_else_does(project, way):
     modules = WAYS[way]
     before = _token(project(modules, "preprocess").f)
-    unused = "" if way == "a module handed on" else "UNUSED = 1"
+    unused = "" if way.startswith("a module") else "UNUSED = 1"
     commented = {name: f"# A comment.\n\n{unused}\n{source}\n# Another.\n" for name, source in modules.items()}
     assert _token(project(commented, "preprocess").f) == before
     edited = {name: source.replace("2", "3") for name, source in modules.items()}
@@ -124,7 +147,39 @@ def test_what_is_edited_changes_it_and_nothing_else_does(project, way):
     assert _token(project(edited, "preprocess").f) != before
 
 
-@pytest.mark.parametrize("way", WAYS)
+def added(*values):
+    return sum(values)
+
+
+def applied(function, *values):
+    return function() * 100 + sum(values)
+
+
+def with_defaults(*defaults):
+    return types.FunctionType(applied.__code__, globals(), "f", defaults)
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        # The same values in the same order, in another part of the function.
+        [partial(applied, partial(added, 1), 2), partial(applied, partial(added, 1, 2))],
+        [partial(applied, a=partial(added, b=1)), partial(applied, a=partial(added), b=1)],
+        [with_defaults(with_defaults(1), 2), with_defaults(with_defaults(1, 2))],
+        [types.MethodType(operator.mul, 2), types.MethodType(operator.mul, 3)],
+    ],
+)
+def test_functions_of_other_parts_are_others(functions):
+    first, second = map(_token, functions)
+    assert first != second
+
+
+def test_methods_of_callables_without_code():
+    assert [numbers_in(types.MethodType(method, 3)) for method in (operator.mul, partial(added, 2))] == [[], []]
+
+
+# Cloudpickle does not pickle modules of other classes.
+@pytest.mark.parametrize("way", sorted(WAYS.keys() - {"a module of another class"}))
 def test_functions_pickled_by_value_keep_their_fingerprint(project, way):
     """Functions of the main program are pickled by value when they are sent to a worker."""
     module = project(WAYS[way], "preprocess")
@@ -259,6 +314,23 @@ def test_caches_follow_edits_of_a_module(project, tmp_path):
     assert values() == values() == [[0, 2, 4], [0, 2, 4]]
     source["helpers"] = "def g(x):\n    return x * 3"
     assert values() == [[0, 3, 6], [0, 3, 6]]
+
+
+def draws_through_a_variable(x):
+    import numpy
+
+    r = numpy.random
+    return x + r.rand()
+
+
+def makes_its_own_through_a_variable(x):
+    r = np.random
+    return x + r.default_rng(x).random()
+
+
+def test_global_generators_are_found_through_variables():
+    assert fingerprint_of(draws_through_a_variable).generators == ["numpy.random.rand"]
+    assert fingerprint_of(makes_its_own_through_a_variable).generators == []
 
 
 def test_generators_are_part_of_the_fingerprint(project):

@@ -6,6 +6,7 @@ import functools
 import importlib
 import sys
 import traceback
+import warnings
 
 import cloudpickle
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import daskdist
 from daskdist import Dataset
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.errors import UserFunctionError
+from daskdist.errors import ClusterError, UserFunctionError
 
 FACTOR = 2
 NUM_CALLS = 0
@@ -188,10 +189,114 @@ def test_methods_and_callable_objects_are_not_copied(factor):
         __call__ = method
 
     scaled = Scaled()
-    for function in (scaled, scaled.method, np.abs, int, str.upper, recursive, functools.partial(max, 1)):
+    for function in (scaled, scaled.method, np.abs, int, str.upper, functools.partial(max, 1)):
         assert UserFunction(function, "map").function == function
     plain = lambda x: np.abs(x)  # noqa: E731
     assert UserFunction(plain, "map").function is plain
+
+
+def test_functions_that_call_each_other_are_copied_together(factor):
+    def even(x):
+        return FACTOR if x == 0 else odd(x - 1)
+
+    def odd(x):
+        return -FACTOR if x == 0 else even(x - 1)
+
+    copies = [UserFunction(function, "map").function for function in (recursive, even)]
+    factor(7)
+    assert [copy(3) for copy in copies] == [2, -2]
+    assert recursive(3) == even(2) == 7
+
+
+def test_defaults_and_keyword_defaults_are_copied(factor):
+    def through(x, f=times_factor, *, g=times_factor):
+        return f(x) + g(x)
+
+    copy = UserFunction(through, "map").function
+    factor(7)
+    assert (copy(1), through(1)) == (4, 14)
+
+
+def test_functions_that_look_up_names_themselves_see_their_module(factor):
+    function = UserFunction(lambda x: x * FACTOR + globals()["FACTOR"] + eval("FACTOR"), "map").function
+    factor(7)
+    assert function(1) == 21
+
+
+def test_copies_keep_nothing_of_the_module_that_they_do_not_use():
+    variables = {"__name__": "__main__", "unused": np.ones(3)}
+    exec("K = 2\ndef f(x): return x * K", variables)
+    names = set(UserFunction(variables["f"], "map").function.__globals__)
+    assert names == {"__name__", "__builtins__", "__warningregistry__", "K"}
+
+
+def test_none_is_a_value():
+    variables = {"__name__": "__main__", "LIMIT": None}
+    exec("def f(x): return LIMIT", variables)
+    user = UserFunction(variables["f"], "map")
+    function = user.function
+    user.refresh()
+    assert user.function is function
+    variables["LIMIT"] = 3
+    user.refresh()
+    assert user.function(1) is function(1) is None
+
+
+def test_names_that_are_set_later_are_looked_up():
+    variables = {"__name__": "__main__", "K": 2}
+    exec("def f(x): return x * K + LATER[0]", variables)
+    function = UserFunction(variables["f"], "map").function
+    with pytest.raises(NameError, match="LATER"):
+        function(1)
+    variables.update(LATER=[5], K=3)
+    assert function(1) == 7
+
+
+def test_libraries_find_the_variables_of_a_function(factor):
+    """These evaluate expressions with the global names of their caller."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": [1, 2, 3]})
+    function = UserFunction(lambda x: len(table.query("a > @FACTOR")) + FACTOR, "map").function
+    assert function(0) == 3
+    factor(1)
+    assert function(0) == 3
+
+
+def test_a_warning_of_a_function_is_shown_once(factor):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for number in range(3):
+            factor(number)
+            UserFunction(lambda x: warnings.warn(f"about {FACTOR > 9}", stacklevel=1), "map").function(1)
+    assert [str(one.message) for one in seen] == ["about False"]
+
+
+SET_UP = """
+SCALE, TABLE = 1, None
+def f(x):
+    global TABLE
+    if TABLE is None:
+        TABLE = [10] * 100
+    return TABLE[int(x)] * SCALE
+"""
+
+
+def test_a_function_that_assigns_names_does_not_get_other_values_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "assigning.py").write_text(SET_UP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("assigning")
+    try:
+        pickled = cloudpickle.dumps(UserFunction(module.f, "map"))
+        assert cloudpickle.loads(pickled).function(1) == 10
+        # In another process, where the module was set up in another way.
+        module.SCALE = 3
+        with pytest.raises(ClusterError, match=r"assigning.SCALE is 1 in the program and 3 in this worker. f assigns"):
+            cloudpickle.loads(pickled).function(1)
+        # What functions assign is what it is in each process.
+        module.SCALE, module.TABLE = 1, [20] * 100
+        assert cloudpickle.loads(pickled).function(1) == 20
+    finally:
+        del sys.modules["assigning"]
 
 
 def test_a_copy_is_like_the_original(factor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import json
@@ -266,6 +267,33 @@ def test_each_pass_has_another_order(on_cluster):
     assert one != other
     rows = [sorted(row for step in steps for row in step[0]) for steps in (one, other)]
     assert rows == [list(range(8))] * 2
+
+
+class Holder:
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+
+# A function that refers to a dataset in some way -> its rows, as one list.
+WAYS_TO_REFER = {
+    "closure": lambda dataset: lambda context: dataset,
+    "list": lambda dataset: (lambda held: lambda context: held[0])([dataset]),
+    "object": lambda dataset: (lambda held: lambda context: held.dataset)(Holder(dataset)),
+    "helper": lambda dataset: (lambda helper: lambda context: helper())(lambda: dataset),
+    "partial": lambda dataset: functools.partial(lambda dataset, context: dataset, dataset),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("way", WAYS_TO_REFER)
+def test_passes_over_a_dataset_that_the_function_refers_to_are_counted(on_cluster, way):
+    dataset, other = [Dataset.range(8).shuffle(8, seed=1).batch(8) for _ in range(2)]
+    expected = [[batch.tolist() for batch in other] for _ in range(3)]
+    assert [batch.tolist() for batch in dataset] == expected[0]
+    distributed = on_cluster.distribute_datasets_from_function(WAYS_TO_REFER[way](dataset))
+    # The passes over it in this process and on workers have the orders of one count.
+    assert [step[0] for step in steps_of(on_cluster, distributed)] == expected[1]
+    assert [batch.tolist() for batch in dataset] == expected[2]
 
 
 @pytest.mark.cluster

@@ -54,6 +54,18 @@ def test_results_know_the_numbers_of_rows_of_their_step(any_strategy):
     assert sorted(rows) == list(range(0, 12 * num_replicas, 2))
 
 
+def test_steps_that_differ_in_a_variable_of_a_helper(any_strategy):
+    def step_of(number):
+        def helper():
+            return [1.0] * number
+
+        return lambda: helper()
+
+    # The number is a variable of the helper, and not of the step itself.
+    for number in (1, 2):
+        assert len(any_strategy.run(step_of(number))) == number
+
+
 def test_batches_of_datasets_of_a_function(any_strategy):
     batches = any_strategy.distribute_datasets_from_function(
         lambda context: Dataset.range(5 * any_strategy.num_replicas_in_sync).batch(2)

@@ -14,9 +14,6 @@ from __future__ import annotations
 import builtins
 import functools
 import hashlib
-import importlib
-import importlib.util
-import inspect
 import io
 import marshal
 import sys
@@ -30,15 +27,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.functions.code_references import Chain, Import, references_of
+from daskdist.core.functions.code_references import references_of
 from daskdist.core.functions.installed_packages import package_of
 from daskdist.core.functions.random_generators import GeneratorUses
+from daskdist.core.functions.reach import AS_A_WHOLE, NO_VALUE, ModuleUse, NoValue, Reference, is_own, references_from
 
-# The names with which functions create their own generators.
-_MAKING_GENERATORS: Final = frozenset({"default_rng", "Generator", "RandomState", "Random", "SeedSequence"})
 # Immutable types whose text determines the value. Types are compared exactly, as a subclass may hold more.
 _PLAIN: Final = frozenset({int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)})
 _LARGE: Final = 1000
+_BUILTINS: Final = vars(builtins)
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()), threading.local, weakref.ReferenceType)
 _DESCRIPTORS: Final = (
     types.WrapperDescriptorType,
@@ -48,13 +45,8 @@ _DESCRIPTORS: Final = (
     types.MemberDescriptorType,
     types.MethodWrapperType,
 )
-# Attributes of a class that Python and libraries add.
-_NOT_OF_CLASS_NAMES: Final = """
-    __dict__ __weakref__ __module__ __qualname__ __doc__ __annotations__ __annotate__ __annotate_func__ __slotnames__
-    __abstractmethods__ _abc_impl __static_attributes__ __firstlineno__ __parameters__ __orig_bases__
-    __annotations_cache__ __dataclass_params__
-"""
-_NOT_OF_CLASS: Final = frozenset(_NOT_OF_CLASS_NAMES.split())
+# Counts up whenever the same function gets another fingerprint than before.
+_VERSION: Final = 2
 
 
 @dataclass(slots=True)
@@ -127,8 +119,9 @@ class _Walk:
         self.code: list[bytes] = []
         self.state: list[bytes] = self.code if is_deep else []
         self.sink = self.code
-        # The name of the variable being visited, for messages.
+        # The name of the variable being visited, for messages, and all names in the code of the function.
         self.name = "it"
+        self.used: frozenset[str] = frozenset()
         self.unread: list[Any] = []
         self.changes_state = False
         self.generators = GeneratorUses()
@@ -145,7 +138,7 @@ class _Walk:
         for place, namespace, name in self.variables:
             if (namespace, name) in self.assigned:
                 self.code[place] = b"assigned"
-        return _hash(self.code)
+        return _hash([str(_VERSION).encode(), *self.code])
 
     def emit(self, *words: object) -> None:
         self.sink.append(" ".join(map(str, words)).encode("utf-8", "surrogatepass"))
@@ -158,8 +151,8 @@ class _Walk:
             self._as_code(value, self._function)
         elif isinstance(value, type):
             self._as_code(value, self._class)
-        elif isinstance(value, types.ModuleType):
-            self._as_code(value, self._module)
+        elif kind is ModuleUse:
+            self._module_use(value)
         elif isinstance(value, (list, tuple, dict, set, frozenset, types.MappingProxyType)) and (
             kind.__module__ == "builtins"
         ):
@@ -174,23 +167,20 @@ class _Walk:
     def _callable_or_object(self, value: Any) -> None:
         kind = type(value)
         self.generators.look_at(value, self.name)
-        if kind is functools.partial:
-            self.emit("partial")
-            for part in (value.func, value.args, value.keywords):
-                self.visit(part)
-        elif kind is types.MethodType:
-            self._method(value)
+        if isinstance(value, types.ModuleType):
+            self._module_use(ModuleUse(value, AS_A_WHOLE))
         elif kind is types.BuiltinFunctionType:
             self._builtin(value)
-        elif isinstance(value, (staticmethod, classmethod)):
+        elif kind is types.MethodType:
+            name = getattr(value, "__name__", "")
+            self.emit("method", name)
+            self.generators.note_names(name)
+            self._references(value)
+        elif kind in (functools.partial, property) or isinstance(value, (staticmethod, classmethod)):
             self.emit(kind.__name__)
-            self.visit(value.__func__)
-        elif kind is property:
-            self.emit("property")
-            for part in (value.fget, value.fset, value.fdel):
-                self.visit(part)
-        elif kind is types.CellType:
-            self.emit("cell")
+            self._references(value)
+        elif kind is types.CellType or kind is NoValue:
+            self.emit(kind.__name__)
         elif isinstance(value, _DESCRIPTORS):
             owner = getattr(value, "__objclass__", None)
             self.emit(kind.__name__, getattr(owner, "__name__", ""), value.__name__)
@@ -218,191 +208,94 @@ class _Walk:
         finally:
             self.sink = before
 
+    def _references(self, value: Any) -> None:
+        before = self.sink
+        num_attributes = 0
+        for reference in references_from(value, may_import=True):
+            how, name = reference.how, reference.name
+            if how == "attribute":
+                if name == "__wrapped__":
+                    # The wrapper calls it by another reference.
+                    continue
+                # Attributes of functions and keywords of partials may be added, and change as counters do.
+                num_attributes += 1
+                self.sink = self.state
+            self.sink.append(f"{how} {name}".encode("utf-8", "surrogatepass"))
+            match how:
+                case "variable" | "name" | "default":
+                    self.name = "a default" if how == "default" else name
+                    if how == "name" and type(reference.value) in _PLAIN:
+                        self.variables.append((len(self.code), id(reference.holder), name))
+                    # Copies with fixed values have builtins among their names.
+                    is_builtin = how == "name" and reference.value is _BUILTINS.get(name, NO_VALUE)
+                    self.visit(NO_VALUE if is_builtin else reference.target)
+                case "import":
+                    self._import(reference)
+                case "member":
+                    self._member(reference)
+                case "attribute" | "part":
+                    self.visit(reference.target)
+            self.sink = before
+        # So that what follows is not taken for a part of it.
+        self.emit("end")
+        if num_attributes:
+            self.state.append(str(num_attributes).encode())
+
+    def _member(self, reference: Reference) -> None:
+        if isinstance(reference.value, (types.FunctionType, staticmethod, classmethod, property)):
+            member, self.generators.member = self.generators.member, reference.name
+            self.visit(reference.value)
+            self.generators.member = member
+        else:
+            # Classes may hold counters, too.
+            self.sink = self.state
+            self.visit(reference.value)
+
     def _function(self, function: types.FunctionType) -> None:
         variables = function.__globals__
-        module = variables.get("__name__")
-        package = package_of(module)
-        cells = function.__closure__ or ()
-        if package is not None:
-            self.emit("function", package, module, function.__qualname__)
-            for cell in cells:
-                self._cell(cell)
-            return
-        code = function.__code__
-        references = references_of(code)
-        self.changes_state |= references.may_change_objects
-        self.generators.note_names(*references.names)
-        self.emit("function", references.digest.hex())
-        self.name = "a default"
-        self.visit(function.__defaults__)
-        self.visit(function.__kwdefaults__)
-        for name, cell in zip(code.co_freevars, cells, strict=True):
-            if name in references.assigned_free:
-                self.emit("assigned", name)
-            else:
-                self.emit("free", name)
-                self.name = name
-                self._cell(cell, references.free_names[name])
-        for name in references.assigned_globals:
-            self.assigned.add((id(variables), name))
-        for name, chains in references.global_names.items():
-            if name in variables:
-                self._variable(variables, name, chains)
-            else:
-                self.emit("builtin" if hasattr(builtins, name) else "missing", name)
-        for statement in references.imports:
-            self._import(statement, variables)
-        for value in references.functions:
-            self.visit(value)
-        attributes = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
-        if attributes:
-            before, self.sink = self.sink, self.state
-            self.visit(attributes)
-            self.sink = before
-
-    def _cell(self, cell: types.CellType, chains: Iterable[Chain] = ()) -> None:
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            self.emit("empty")
-            return
-        if isinstance(value, types.ModuleType) and chains:
-            self._attributes(value, chains)
+        used, self.used = self.used, frozenset()
+        if is_own(function):
+            references = references_of(function.__code__)
+            self.changes_state |= references.may_change_objects
+            self.generators.note_names(*references.names)
+            self.used = references.names
+            self.emit("function", references.digest.hex())
+            self.assigned.update((id(variables), name) for name in references.assigned_globals)
         else:
-            self.visit(value)
+            module = variables.get("__name__")
+            self.emit("function", package_of(module), module, function.__qualname__)
+        self._references(function)
+        self.used = used
 
-    def _variable(self, variables: dict[str, Any], name: str, chains: Iterable[Chain]) -> None:
-        value = variables[name]
-        self.emit("variable", name)
-        self.name = name
-        if isinstance(value, types.ModuleType):
-            self._attributes(value, chains)
+    def _import(self, reference: Reference) -> None:
+        package = package_of(reference.name)
+        if package is None:
+            self.visit(reference.target)
             return
-        if type(value) in _PLAIN:
-            self.variables.append((len(self.code), id(variables), name))
-        self.visit(value)
+        # Whether it is imported already does not count.
+        self.emit("package", package)
+        if reference.value is not NO_VALUE:
+            self._look_for_generators(reference.target)
 
-    def _attributes(self, module: types.ModuleType, chains: Iterable[Chain]) -> None:
-        package = package_of(module.__name__)
+    def _module_use(self, use: ModuleUse) -> None:
+        name, chains = use.module.__name__, sorted(use.chains)
+        package = package_of(name)
         if package is not None:
-            self.emit("package", package, module.__name__, *map(".".join, sorted(chains)))
-            for chain in sorted(chains):
-                self.generators.look_at_attributes(module, module.__name__, chain)
-            return
-        following: dict[str, set[Chain]] = {}
-        for chain in chains:
-            if chain:
-                following.setdefault(chain[0], set()).add(chain[1:])
-            else:
-                self.visit(module)
-        for name, rest in sorted(following.items()):
-            if hasattr(module, name) and name not in vars(module):
-                # The module has a `__getattr__`.
-                self.emit("attribute", name)
-                self.visit(getattr(module, name))
-            elif name in vars(module):
-                self._variable(vars(module), name, rest)
-            else:
-                self.emit("missing", name)
-
-    def _import(self, statement: Import, variables: dict[str, Any]) -> None:
-        self.emit("import", statement.level, statement.module)
-        name = statement.module
-        if statement.level:
-            package = variables.get("__package__") or str(variables.get("__name__", "")).rpartition(".")[0]
-            try:
-                name = importlib.util.resolve_name("." * statement.level + name, package)
-            except ImportError:
-                return
-        installed = package_of(name)
-        if installed is not None:
-            self.emit("package", installed)
-            self._look_for_generators(name, statement)
-            return
-        try:
-            module = importlib.import_module(name)
-            for attribute in statement.names:
-                if not hasattr(module, attribute):
-                    importlib.import_module(f"{name}.{attribute}")
-        except Exception:
-            # The call of the function will raise the error.
-            self.emit("missing")
-            return
-        if statement.names:
-            self._used(module, frozenset(statement.names), statement.used)
+            self.emit("package", package, name, *map(".".join, chains))
+            self._look_for_generators(use)
+        elif () in use.chains:
+            self._as_code(use.module, self._references)
         else:
-            self._used(sys.modules[name.partition(".")[0]], statement.used, statement.used)
-            self._used(module, statement.used, statement.used)
+            self._references(use)
 
-    def _look_for_generators(self, name: str, statement: Import) -> None:
-        module = sys.modules.get(name)
-        if module is None:
-            return
-        if statement.names:
-            chains: Iterable[Chain] = [(imported,) for imported in statement.names]
-            chains = [*chains, *[(first, other) for first in statement.names for other in statement.used]]
-        else:
-            chains = [(attribute,) for attribute in statement.used]
-            if "random" in statement.used and not _MAKING_GENERATORS & statement.used:
-                chains += [("random", attribute) for attribute in statement.used]
-        for chain in sorted(chains):
-            self.generators.look_at_attributes(module, name, chain)
-
-    def _used(self, module: types.ModuleType, names: frozenset[str], used: frozenset[str]) -> None:
-        # Which attributes follow which name is unknown: take all whose name is used.
-        for name in sorted(names & vars(module).keys()):
-            value = vars(module)[name]
-            if not isinstance(value, types.ModuleType) or package_of(value.__name__) is not None:
-                self._variable(vars(module), name, [()])
-            elif id(value) not in self.seen:
-                self.seen[id(value)] = len(self.seen), value
-                self.emit("module", name)
-                self._used(value, used, used)
-
-    def _module(self, module: types.ModuleType) -> None:
-        package = package_of(module.__name__)
-        if package is not None:
-            self.emit("package", package, module.__name__)
-            return
-        # The module is passed on as a whole, so any part of it may be used.
-        for name in sorted(vars(module)):
-            if not name.startswith("__"):
-                self._variable(vars(module), name, [()])
+    def _look_for_generators(self, use: ModuleUse) -> None:
+        for chain in sorted(use.chains):
+            self.generators.look_at_attributes(use.module, use.module.__name__, chain, self.used)
 
     def _class(self, kind: type) -> None:
         package = package_of(kind.__module__)
-        if package is not None:
-            self.emit("class", package, kind.__module__, kind.__qualname__)
-            return
-        self.emit("class", kind.__name__)
-        if type(kind) is not type:
-            self.visit(type(kind))
-        for base in kind.__bases__:
-            self.visit(base)
-        for name, value in sorted(vars(kind).items()):
-            if name in _NOT_OF_CLASS or isinstance(value, types.MemberDescriptorType):
-                continue
-            self.emit("member", name)
-            if isinstance(value, (types.FunctionType, staticmethod, classmethod, property)):
-                member, self.generators.member = self.generators.member, name
-                self.visit(value)
-                self.generators.member = member
-            else:
-                # Classes may hold counters too.
-                before, self.sink = self.sink, self.state
-                self.visit(value)
-                self.sink = before
-
-    def _method(self, method: types.MethodType) -> None:
-        owner = method.__self__
-        self.emit("method", method.__name__)
-        self.generators.note_names(method.__name__)
-        self.visit(owner)
-        of_class = inspect.getattr_static(owner, method.__name__, None)
-        code = getattr(method.__func__, "__code__", None)
-        # An unpickled method may have another function than the class.
-        if code is None or getattr(getattr(of_class, "__func__", of_class), "__code__", None) != code:
-            self.visit(method.__func__)
+        self.emit("class", *([kind.__name__] if package is None else [package, kind.__module__, kind.__qualname__]))
+        self._references(kind)
 
     def _builtin(self, function: types.BuiltinFunctionType) -> None:
         owner = function.__self__

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dis
-import functools
 import hashlib
+import re
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,14 +27,14 @@ class Import:
         The number of leading dots.
     names
         The names of ``from module import names``; none for ``import module``.
-    used
-        All names in the code, which may be attributes of the imported objects.
+    chains
+        The chains of attributes that are read from the module; for ``import package.module``, from the package.
     """
 
     module: str
     level: int
     names: tuple[str, ...]
-    used: frozenset[str]
+    chains: frozenset[Chain]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class References:
         The names that it assigns or deletes.
     imports
         Its import statements.
-    functions
-        The functions among its constants.
     names
         All names in it, including those of attributes and methods.
+    defines_classes
+        Whether it defines classes, whose code looks names up in another way.
     may_change_objects
         Whether it stores items or attributes, or calls a method with the name of one that changes its object.
     """
@@ -65,8 +65,8 @@ class References:
     assigned_globals: frozenset[str]
     assigned_free: frozenset[str]
     imports: tuple[Import, ...]
-    functions: tuple[Callable[..., Any], ...]
     names: frozenset[str]
+    defines_classes: bool
     may_change_objects: bool
 
 
@@ -101,9 +101,12 @@ class _BytecodeReader:
         self.free: dict[str, set[Chain]] = {}
         self.assigned_globals: set[str] = set()
         self.assigned_free: set[str] = set()
-        self.imports: list[Import] = []
-        self.functions: list[Callable[..., Any]] = []
+        # The module, level and names of each import, and the variables that it sets with what each is of the module.
+        self.imports: list[tuple[str, int, tuple[str, ...], list[tuple[str, Chain]]]] = []
+        # The chains of attributes that are read from each variable, whatever code it is a variable of.
+        self.variables: dict[str, set[Chain]] = {}
         self.names: set[str] = set()
+        self.defines_classes = False
         self.may_change_objects = False
 
     def read(self, code: types.CodeType) -> References:
@@ -114,9 +117,12 @@ class _BytecodeReader:
             {name: frozenset(self.free.get(name, ())) for name in code.co_freevars},
             frozenset(self.assigned_globals),
             frozenset(self.assigned_free),
-            tuple(self.imports),
-            tuple(self.functions),
+            tuple(
+                Import(module, level, names, self._read_from(variables))
+                for module, level, names, variables in self.imports
+            ),
             frozenset(self.names),
+            self.defines_classes,
             self.may_change_objects,
         )
 
@@ -126,26 +132,42 @@ class _BytecodeReader:
         if _CHANGING_METHODS.intersection(code.co_names):
             self.may_change_objects = True
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE")]
+        enclosed = frozenset((*code.co_cellvars, *code.co_freevars))
         for place, step in enumerate(steps):
             name = step.argval
+            if "_FAST" in step.opname:
+                accesses = _accesses(step)
+                for number, (verb, variable) in enumerate(accesses, 1):
+                    # Variables of nested functions are loaded to create these, too.
+                    if verb == "LOAD" and variable not in enclosed:
+                        chain = _chain(steps, place) if number == len(accesses) else ()
+                        self.variables.setdefault(variable, set()).add(chain)
+                continue
             match step.opname:
                 case "LOAD_GLOBAL" | "LOAD_NAME" | "LOAD_FROM_DICT_OR_GLOBALS":
                     self.globals.setdefault(name, set()).add(_chain(steps, place))
-                case "LOAD_DEREF" | "LOAD_CLASSDEREF" | "LOAD_FROM_DICT_OR_DEREF" if name in free:
-                    self.free.setdefault(name, set()).add(_chain(steps, place))
+                case "LOAD_DEREF" | "LOAD_CLASSDEREF" | "LOAD_FROM_DICT_OR_DEREF":
+                    read = self.free if name in free else self.variables
+                    read.setdefault(name, set()).add(_chain(steps, place))
                 case "STORE_GLOBAL" | "DELETE_GLOBAL":
                     self.assigned_globals.add(name)
                 case "STORE_DEREF" | "DELETE_DEREF" if name in free:
                     self.assigned_free.add(name)
                 case "IMPORT_NAME":
-                    self.imports.append(_import(code, steps, place))
+                    level, names = (before.argval for before in steps[place - 2 : place])
+                    variables = _imported(steps[place + 1 :], len(names) if names else 1)
+                    self.imports.append((name, level, tuple(names or ()), variables))
+                case "LOAD_BUILD_CLASS":
+                    self.defines_classes = True
                 case opname if opname in _CHANGING_STEPS:
                     self.may_change_objects = True
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._visit(constant, free.intersection(constant.co_freevars) - set(code.co_cellvars))
-            elif isinstance(constant, (types.FunctionType, functools.partial)):
-                self.functions.append(constant)
+
+    def _read_from(self, variables: list[tuple[str, Chain]]) -> frozenset[Chain]:
+        names = {name: self.variables.get(name, set()) | self.globals.get(name, set()) for name, _ in variables}
+        return frozenset((*first, *chain) for name, first in variables for chain in names[name])
 
 
 def _chain(steps: list[dis.Instruction], place: int) -> Chain:
@@ -157,9 +179,28 @@ def _chain(steps: list[dis.Instruction], place: int) -> Chain:
     return tuple(chain)
 
 
-def _import(code: types.CodeType, steps: list[dis.Instruction], place: int) -> Import:
-    level, names = (step.argval for step in steps[place - 2 : place])
-    return Import(steps[place].argval, level, tuple(names or ()), frozenset(code.co_names))
+def _accesses(step: dis.Instruction) -> list[tuple[str, str]]:
+    # What an instruction does with which variables; some do something with two.
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    return list(zip(re.findall("LOAD|STORE|DELETE", step.opname), names, strict=False))
+
+
+def _imported(steps: list[dis.Instruction], num_variables: int) -> list[tuple[str, Chain]]:
+    # The variables that an import sets, and the chain of attributes of the module or package that each is.
+    variables: list[tuple[str, Chain]] = []
+    chain: Chain = ()
+    for step in steps:
+        if step.opname == "IMPORT_FROM":
+            # Several without a variable between them are of ``import package.module.further as variable``.
+            chain = (*chain, step.argval)
+        for verb, name in _accesses(step):
+            if verb == "STORE":
+                variables.append((name, chain))
+                chain = ()
+                break
+        if len(variables) == num_variables:
+            break
+    return variables
 
 
 def digest_of(code: types.CodeType) -> bytes:
@@ -183,8 +224,5 @@ def _constants(values: Iterable[Any]) -> Iterator[bytes]:
         elif isinstance(value, frozenset):
             # The order of its items differs between processes.
             yield b"set " + b" ".join(sorted(b"".join(_constants([constant])) for constant in value))
-        elif isinstance(value, (types.FunctionType, functools.partial)):
-            # Callers that follow references visit the function itself.
-            yield b"function"
         else:
             yield f"{type(value).__name__} {value!r}".encode()

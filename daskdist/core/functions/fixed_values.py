@@ -1,32 +1,46 @@
 """Functions with the plain values that they refer to fixed, whatever the variables are set to later.
 
-A function that refers to such values is copied: its closure gets new cells, and reads of global names become constants.
-The same applies to the functions that it reaches through its closure, global names and partials. Left unchanged are:
+A function that refers to such values is copied: the copy has the same code, new cells, and other global names, in which
+the values are those of the time when the function was passed to a dataset. The same applies to the functions that it
+reaches through its closure, defaults, global names and partials. Left unchanged are:
 
 * the objects that names refer to (lists, dicts, arrays, models): they are shared;
-* names of functions, classes and modules, and values that are read through a module (``config.x``);
-* names that one of the functions assigns itself (``global``, ``nonlocal``), such as counters;
-* recursive functions, methods, and callable objects.
+* values that are read through a module (``config.x``), methods, and callable objects;
+* variables of enclosing functions that one of the functions assigns (``nonlocal``), such as counters;
+* all global names of a function that uses one which a function assigns (``global``), or uses ``globals``, ``eval`` or
+  ``exec``: it sees its module as it is.
+
+The names of functions, classes and modules are looked up again at the beginning of each pass, see `FixedValues`. As a
+copy is another object, a function that refers to itself or to another copied one, refers to the copy.
 """
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import decimal
-import dis
 import enum
-import functools
 import pathlib
-import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.core.functions.code_references import references_of
-from daskdist.core.functions.installed_packages import package_of
+from daskdist.core.functions.reach import (
+    NO_VALUE,
+    NoValue,
+    Reach,
+    Reference,
+    cells_of,
+    is_imported,
+    is_own,
+    references_from,
+)
+from daskdist.errors import ClusterError
 
 _PLAIN: Final = (
     int,
@@ -47,6 +61,11 @@ _PLAIN: Final = (
 )
 # (Name of an imported module, global name) -> value.
 Values = dict[tuple[str, str], Any]
+# Functions that look names up themselves.
+_LOOK_UP: Final = frozenset({"globals", "eval", "exec"})
+_BUILTINS: Final = vars(builtins)
+# Types of values whose names are looked up when a pass begins.
+_LOOKED_UP_HERE: Final = (types.FunctionType, types.BuiltinFunctionType, partial, type, types.ModuleType)
 
 
 def is_plain(value: Any) -> bool:
@@ -61,19 +80,24 @@ class FixedValues:
     """The values that a function referred to when it was passed to a dataset."""
 
     original: Callable[..., Any]
-    # The values of global names, by namespace and name; those of cells, by identity, with the cell to keep it alive.
+    # The values of global names, by the id of their variables and the name; those of cells, by id, with the cell to
+    # keep it alive. None is changed once it is here.
     _names: dict[tuple[int, str], Any] = field(default_factory=dict)
     _cells: dict[int, tuple[types.CellType, Any]] = field(default_factory=dict)
-    # Global names of functions, and of undefined values, with their values at the time.
-    _watched: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    # What the function referred to when the two functions below were created.
+    _reach: Reach | None = None
     _local: Callable[..., Any] | None = None
     _portable: tuple[Callable[..., Any], Values] | None = None
 
     def function(self) -> Callable[..., Any]:
-        """Return the function with its values fixed, for calls in this process."""
-        self._forget_outdated()
+        """Return the function with its values fixed, for calls in this process.
+
+        It is another one if a name that it uses was set to another value since, such as a helper that was defined
+        again.
+        """
+        reach = self._current_reach()
         if self._local is None:
-            self._local = self._fixed(with_imported=True)
+            self._local = _Copier(reach, partial(self._value, reach)).copy_of(self.original)
         return self._local
 
     def portable(self) -> tuple[Callable[..., Any], Values]:
@@ -82,63 +106,89 @@ class FixedValues:
         In the other process, `with_values` combines the two.
         """
         # Cached, as functions are pickled with each of many tasks.
-        self._forget_outdated()
+        reach = self._current_reach()
         if self._portable is None:
-            self._portable = self._made_portable()
+            copier = _Copier(
+                reach, lambda reference: _elsewhere(reference, self._value(reach, reference)), is_elsewhere=True
+            )
+            self._portable = copier.copy_of(self.original), self._of_imported(reach)
         return self._portable
 
-    def _made_portable(self) -> tuple[Callable[..., Any], Values]:
+    def _current_reach(self) -> Reach:
+        before = self._reach
+        if before is None or not before.is_current(self.original):
+            after = Reach(self.original)
+            # Other objects are looked up when they are used, and not kept.
+            after.watch_only((*_LOOKED_UP_HERE, *_PLAIN, NoValue))
+            if before is not None:
+                # Fixed cells may still have a function of before.
+                after.assigned_names |= before.assigned_names
+                after.assigned_cells |= before.assigned_cells
+            self._reach, self._local, self._portable = after, None, None
+            return after
+        return before
+
+    def _value(self, reach: Reach, reference: Reference) -> Any:
+        holder = reference.holder
+        if reference.how == "variable" and id(holder) not in reach.assigned_cells and reference.value is not NO_VALUE:
+            return self._cells.setdefault(id(holder), (holder, reference.value))[1]
+        key = id(holder), reference.name
+        if reference.how == "name" and (key in self._names or is_plain(reference.value)):
+            return self._names.setdefault(key, reference.value)
+        return NO_VALUE
+
+    def _of_imported(self, reach: Reach) -> Values:
         values: Values = {}
-        for function in _Reach(self.original).functions:
-            if _is_imported(function):
-                module = function.__globals__["__name__"]
-                for name in references_of(function.__code__).global_names:
-                    key = id(function.__globals__), name
-                    if key in self._names:
-                        values[module, name] = self._names[key]
-        return self._fixed(with_imported=False), values
-
-    def _forget_outdated(self) -> None:
-        # Forget the fixed functions if a function that is reached by name was defined or redefined since.
-        if any(variables.get(name, _MISSING) is not value for variables, name, value in self._watched):
-            self._local = self._portable = None
-
-    def _fixed(self, with_imported: bool) -> Callable[..., Any]:
-        reach = _Reach(self.original)
-        self._watched = reach.watched
-
-        def value_of(function: types.FunctionType, name: str, value: Any) -> Any:
-            key = id(function.__globals__), name
-            if key not in self._names and (not is_plain(value) or key in reach.assigned_names):
-                return _MISSING
-            return self._names.setdefault(key, value)
-
-        def content_of(cell: types.CellType, value: Any) -> Any:
-            if id(cell) in reach.assigned_cells:
-                return _MISSING
-            return self._cells.setdefault(id(cell), (cell, value))[1]
-
-        skipped = set(reach.recursive)
-        if not with_imported:
-            skipped |= {id(function) for function in reach.functions if _is_imported(function)}
-        replace = _as_it_is if with_imported else _elsewhere
-        fixed: Callable[..., Any] = _Fixer(value_of, content_of, skipped, replace).fix(self.original)
-        return fixed
+        for function in (self.original, *reach.functions):
+            if type(function) is types.FunctionType and is_imported(function):
+                sees = _sees_module(function, reach)
+                for reference in references_from(function):
+                    place = id(reference.holder), reference.name
+                    key = function.__globals__["__name__"], reference.name
+                    if sees and _is_constant(reference, reach):
+                        values.setdefault(key, reference.value)
+                    elif reference.how == "name" and place in self._names:
+                        values[key] = self._names[place]
+        return values
 
 
 def with_values(function: Callable[..., Any], values: Values) -> Callable[..., Any]:
-    """Return a function in which global names of imported modules have the values of another process."""
+    """Return a function in which global names of imported modules have the values of another process.
+
+    If a function that sees its module as it is would use another value here than there, a call raises ClusterError.
+    """
     if not values:
         return function
-    reach = _Reach(function)
+    reach = Reach(function)
+    for other in (function, *reach.functions):
+        if type(other) is types.FunctionType and _sees_module(other, reach):
+            for one in references_from(other):
+                module = other.__globals__.get("__name__", "")
+                sent = values.get((module, one.name), NO_VALUE)
+                if sent is not NO_VALUE and _is_constant(one, reach) and sent != one.value:
+                    return _Refusal(
+                        f"{module}.{one.name} is {sent!r:.80} in the program and {one.value!r:.80} in this worker. "
+                        f"{other.__qualname__} assigns global names, and so uses those of its module as they are: set "
+                        "this one on the workers, too, or give it to the function as an argument"
+                    )
 
-    def value_of(function: types.FunctionType, name: str, value: Any) -> Any:
-        if (id(function.__globals__), name) in reach.assigned_names:
-            return _MISSING
-        return values.get((function.__globals__.get("__name__", ""), name), _MISSING)
+    def value_of(reference: Reference) -> Any:
+        if reference.how != "name":
+            return NO_VALUE
+        return values.get((reference.holder.get("__name__", ""), reference.name), NO_VALUE)
 
-    fixed: Callable[..., Any] = _Fixer(value_of, lambda cell, value: _MISSING, set(reach.recursive)).fix(function)
-    return fixed
+    copied: Callable[..., Any] = _Copier(reach, value_of).copy_of(function)
+    return copied
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """In place of a function that cannot be called here; loading it must not fail, as that would end a worker."""
+
+    text: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ClusterError(self.text)
 
 
 def with_views(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,248 +196,204 @@ def with_views(function: Callable[..., Any]) -> Callable[..., Any]:
 
     These are objects with a method ``_view_elsewhere``, such as strategies.
     """
-    reach = _Reach(function)
-    skipped = reach.recursive | {id(function) for function in reach.functions if _is_imported(function)}
-    fixer = _Fixer(lambda function, name, value: _MISSING, lambda cell, value: _MISSING, skipped, _elsewhere)
-    fixed: Callable[..., Any] = fixer.fix(function)
-    return fixed
+    copied: Callable[..., Any] = _Copier(Reach(function), _elsewhere, is_elsewhere=True).copy_of(function)
+    return copied
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+def _elsewhere(reference: Reference, value: Any = NO_VALUE) -> Any:
+    current = reference.value if value is NO_VALUE else value
+    view = getattr(type(current), "_view_elsewhere", None)
+    return value if view is None else view(current)
 
 
-def _elsewhere(value: Any) -> Any:
-    view = getattr(type(value), "_view_elsewhere", None)
-    return value if view is None else view(value)
+def _sees_module(function: types.FunctionType, reach: Reach) -> bool:
+    # Return whether a function keeps the global names of its module.
+    names, place = references_of(function.__code__).global_names.keys(), id(function.__globals__)
+    return bool(_LOOK_UP & names) or any((place, name) in reach.assigned_names for name in names)
 
 
-class _Missing:
-    """The absence of a value, as None may be one."""
+def _is_constant(reference: Reference, reach: Reach) -> bool:
+    is_assigned = (id(reference.holder), reference.name) in reach.assigned_names
+    return reference.how == "name" and is_plain(reference.value) and not is_assigned
 
 
-_MISSING: Final = _Missing()
-
-
-def _is_imported(function: types.FunctionType) -> bool:
-    # Return whether it is pickled by reference.
-    name = function.__globals__.get("__name__")
-    module = sys.modules.get(name) if name not in (None, "__main__") else None
-    if module is None or vars(module) is not function.__globals__ or function.__module__ != name:
-        return False
-    attribute: Any = module
-    for part in function.__qualname__.split("."):
-        attribute = getattr(attribute, part, None)
-    return attribute is function
-
-
-class _Reach:
-    """The functions outside of installed packages that a function reaches, and the names that they assign."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.functions: list[types.FunctionType] = []
-        self.assigned_names: set[tuple[int, str]] = set()
-        self.assigned_cells: set[int] = set()
-        self.watched: list[tuple[dict[str, Any], str, Any]] = []
-        # The recursive functions, by identity.
-        self.recursive: set[int] = set()
-        self._path: list[int] = []
-        self._done: set[int] = set()
-        self._visit(function)
-
-    def _visit(self, value: Any) -> None:
-        if type(value) is functools.partial:
-            for part in (value.func, *value.args, *value.keywords.values()):
-                self._visit(part)
-        elif type(value) is types.FunctionType and package_of(value.__globals__.get("__name__")) is None:
-            self._visit_function(value)
-
-    def _visit_function(self, function: types.FunctionType) -> None:
-        if id(function) in self._path:
-            self.recursive.update(self._path[self._path.index(id(function)) :])
-            return
-        if id(function) in self._done:
-            return
-        self.functions.append(function)
-        self._path.append(id(function))
-        references, variables = references_of(function.__code__), function.__globals__
-        self.assigned_names.update((id(variables), name) for name in references.assigned_globals)
-        if _is_imported(function):
-            self.assigned_names.update((id(variables), name) for name in _assigned_in(variables))
-        for name, cell in _cells(function):
-            if name in references.assigned_free:
-                self.assigned_cells.add(id(cell))
-            elif not _is_empty(cell):
-                self._visit(cell.cell_contents)
-        for name in references.global_names:
-            value = variables.get(name, _MISSING)
-            if value is _MISSING or isinstance(value, (types.FunctionType, functools.partial)):
-                self.watched.append((variables, name, value))
-                self._visit(value)
-        for value in references.functions:
-            self._visit(value)
-        self._path.pop()
-        self._done.add(id(function))
-
-
-def _assigned_in(variables: Mapping[str, Any]) -> Iterator[str]:
-    # Yield the names of a module that its functions assign, as each process may initialise them itself.
-    for value in list(variables.values()):
-        if type(value) is types.FunctionType and value.__globals__ is variables:
-            yield from references_of(value.__code__).assigned_globals
-
-
-def _cells(function: types.FunctionType) -> list[tuple[str, types.CellType]]:
-    return list(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return True
-    return False
-
-
-class _Fixer:
-    """A copier of functions.
+class _Copier:
+    """A copier of functions, with other values in place of some that they refer to.
 
     Parameters
     ----------
+    reach
+        What the functions refer to.
     value_of
-        Returns the value to fix for a function's global name, given its current value, or `_MISSING`.
-    content_of
-        Returns the value to fix for a cell.
-    skipped
-        The functions to leave unchanged, by identity.
-    replace
-        Returns the replacement of a value that is not a function.
+        Returns the value to put in the place of a reference; `NO_VALUE` to leave it.
+    is_elsewhere
+        Whether copies are for another process, where modules are imported: their functions are left unchanged.
     """
 
     def __init__(
         self,
-        value_of: Callable[[types.FunctionType, str, Any], Any],
-        content_of: Callable[[types.CellType, Any], Any],
-        skipped: set[int],
-        replace: Callable[[Any], Any] = _as_it_is,
+        reach: Reach,
+        value_of: Callable[[Reference], Any],
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
+        self._reach = reach
         self._value_of = value_of
-        self._content_of = content_of
-        self._skipped = skipped
-        self._replace = replace
-        self._fixed: dict[int, tuple[Any, Any]] = {}
+        self._is_elsewhere = is_elsewhere
+        # By id, each function or partial that was looked at, its references that may be replaced, with the new values.
+        self._parts: dict[int, tuple[Any, list[tuple[Reference, Any]]]] = {}
+        # The ids of those that are copied, as a value changes in them or in one that they refer to.
+        self._changing: set[int] = set()
+        # By id, copies of functions and cells; and for the variables of each module, the names that copies see.
+        self._copies: dict[int, Any] = {}
+        self._names: dict[int, FixedNames] = {}
+        # Functions, their copies that refer to nothing yet, and what they refer to.
+        self._waiting: list[tuple[types.FunctionType, types.FunctionType, list[tuple[Reference, Any]]]] = []
 
-    def fix(self, value: Any) -> Any:
-        """Return a function, or a copy with fixed values; other values unchanged."""
-        if type(value) is functools.partial:
-            return self._fix_partial(value)
-        if type(value) is not types.FunctionType:
-            return self._replace(value)
-        if id(value) in self._skipped:
-            return value
-        if package_of(value.__globals__.get("__name__")) is not None:
-            return value
-        if id(value) not in self._fixed:
-            self._fixed[id(value)] = value, self._fix_function(value)
-        return self._fixed[id(value)][1]
-
-    def _fix_partial(self, partial: functools.partial[Any]) -> Any:
-        function, arguments = self.fix(partial.func), tuple(map(self.fix, partial.args))
-        keywords = {name: self.fix(value) for name, value in partial.keywords.items()}
-        before = (partial.func, *partial.args, *partial.keywords.values())
-        after = (function, *arguments, *keywords.values())
-        if all(old is other for old, other in zip(before, after, strict=True)):
-            return partial
-        partial_copy = functools.partial(function, *arguments, **keywords)
-        vars(partial_copy).update(vars(partial))
-        return partial_copy
-
-    def _fix_function(self, function: types.FunctionType) -> types.FunctionType:
-        cells = tuple(self._fix_cell(cell) for _, cell in _cells(function))
-        references, variables, constants = references_of(function.__code__), function.__globals__, {}
-        for name in references.global_names:
-            value = variables.get(name, _MISSING)
-            fixed = self._value_of(function, name, value)
-            if fixed is _MISSING:
-                fixed = self.fix(value)
-                if fixed is value:
-                    continue
-            constants[name] = fixed
-        replaced = {id(constant): self.fix(constant) for constant in references.functions}
-        code = function.__code__
-        if constants or any(id(value) != key for key, value in replaced.items()):
-            code = _with_constants(code, constants, replaced)
-        if code is function.__code__ and all(
-            before is other for before, other in zip(cells, function.__closure__ or (), strict=True)
-        ):
-            return function
-        copied = types.FunctionType(code, variables, function.__name__, function.__defaults__, cells or None)
-        copied.__kwdefaults__ = function.__kwdefaults__
-        copied.__qualname__, copied.__module__, copied.__doc__ = (
-            function.__qualname__,
-            function.__module__,
-            function.__doc__,
-        )
-        copied.__annotations__ = function.__annotations__
-        vars(copied).update(vars(function))
+    def copy_of(self, value: Any) -> Any:
+        """Return a copy of a function or partial with the new values; itself if nothing changes, and other values."""
+        self._look_at(value)
+        copied = self._copy_of(value)
+        while self._waiting:
+            self._finish(*self._waiting.pop())
         return copied
 
-    def _fix_cell(self, cell: types.CellType) -> types.CellType:
-        if _is_empty(cell):
-            return cell
-        value = self._content_of(cell, cell.cell_contents)
-        if value is _MISSING:
-            value = self.fix(cell.cell_contents)
-            return cell if value is cell.cell_contents else types.CellType(value)
-        return types.CellType(self.fix(value))
+    def _look_at(self, value: Any) -> None:
+        waiting = [value]
+        users: dict[int, list[int]] = {}
+        while waiting:
+            value = waiting.pop()
+            if self._is_copied(value) and id(value) not in self._parts:
+                sees = self._sees_module(value)
+                parts = [
+                    (one, _elsewhere(one) if sees and one.how == "name" else self._value_of(one))
+                    for one in self._replaceable(value)
+                ]
+                self._parts[id(value)] = value, parts
+                for reference, new in parts:
+                    waiting.append(reference.value if new is NO_VALUE else new)
+                    users.setdefault(id(waiting[-1]), []).append(id(value))
+        changing = [key for key, (_, parts) in self._parts.items() if any(new is not NO_VALUE for _, new in parts)]
+        if self._is_elsewhere and changing:
+            # Copies elsewhere see no module, so that all that share assigned names are copied.
+            changing += [key for key, (function, _) in self._parts.items() if self._sees_module(function)]
+        while changing:
+            key = changing.pop()
+            if key not in self._changing:
+                self._changing.add(key)
+                changing += users.get(key, ())
+
+    def _is_copied(self, value: Any) -> bool:
+        if type(value) is types.FunctionType:
+            return is_own(value) and not (self._is_elsewhere and is_imported(value))
+        return type(value) is partial
+
+    def _replaceable(self, value: Any) -> Iterator[Reference]:
+        if type(value) is partial:
+            return references_from(value)
+        sees_module = self._sees_module(value) and not self._is_elsewhere
+        replaced = ("default", "variable") if sees_module else ("default", "variable", "name")
+        return (reference for reference in references_from(value) if reference.how in replaced)
+
+    def _sees_module(self, function: Any) -> bool:
+        return type(function) is types.FunctionType and _sees_module(function, self._reach)
+
+    def _copy_of(self, value: Any) -> Any:
+        if id(value) not in self._changing:
+            return value
+        if id(value) not in self._copies:
+            # Known before what it refers to, as it may refer to itself.
+            copy = self._begun if type(value) is types.FunctionType else self._copy_of_partial
+            self._copies[id(value)] = copy(*self._parts[id(value)])
+        return self._copies[id(value)]
+
+    def _copy_of_partial(self, original: partial[Any], parts: list[tuple[Reference, Any]]) -> partial[Any]:
+        values = [(reference, self._copy_of(reference.value if new is NO_VALUE else new)) for reference, new in parts]
+        keywords = {one.name: value for one, value in values if one.holder is original.keywords}
+        function, *arguments = [value for one, value in values if one.how == "part"]
+        copied = partial(function, *arguments, **keywords)
+        vars(copied).update(vars(original))
+        return copied
+
+    def _begun(self, function: types.FunctionType, parts: list[tuple[Reference, Any]]) -> types.FunctionType:
+        # Return a copy that refers to nothing yet.
+        changed = self._changed(parts)
+        closure = [
+            self._copies.setdefault(id(cell), types.CellType()) if ("variable", name) in changed else cell
+            for name, cell in cells_of(function)
+        ]
+        variables = function.__globals__
+        if any(how == "name" for how, _ in changed):
+            if id(variables) not in self._names:
+                self._names[id(variables)] = FixedNames(variables)
+            variables = self._names[id(variables)]
+        copied = types.FunctionType(function.__code__, variables, function.__name__, None, tuple(closure))
+        self._waiting.append((function, copied, parts))
+        return copied
+
+    def _changed(self, parts: list[tuple[Reference, Any]]) -> set[tuple[str, str]]:
+        # The references that have another value in the copy.
+        return {(one.how, one.name) for one, new in parts if new is not NO_VALUE or id(one.value) in self._changing}
+
+    def _finish(self, function: types.FunctionType, copied: Any, parts: list[tuple[Reference, Any]]) -> None:
+        changed = self._changed(parts)
+        # The code of a class in a function looks names up without `__missing__`.
+        stays = references_of(function.__code__).defines_classes
+        defaults: list[Any] = []
+        keyword_defaults: dict[str, Any] = {}
+        for reference, new in parts:
+            value = self._copy_of(reference.value if new is NO_VALUE else new)
+            if reference.how == "default":
+                if reference.holder is None:
+                    defaults.append(value)
+                else:
+                    keyword_defaults[reference.name] = value
+            elif reference.how == "variable" and ("variable", reference.name) in changed:
+                self._copies[id(reference.holder)].cell_contents = value
+            elif reference.how == "name" and isinstance(copied.__globals__, FixedNames):
+                is_fixed = stays or ("name", reference.name) in changed
+                copied.__globals__.fix(reference.name, value, is_fixed=is_fixed)
+        copied.__defaults__, copied.__kwdefaults__ = tuple(defaults) or None, keyword_defaults or None
+        for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
+            setattr(copied, name, getattr(function, name))
+        # Shared, as a function may keep a counter there.
+        copied.__dict__ = function.__dict__
 
 
-# --- bytecode ---
+class FixedNames(dict[str, Any]):
+    """The global names that copies of a module's functions see: some fixed, and the others as the module has them.
 
-_NULL_COMES_FIRST: Final = sys.version_info < (3, 13)
-
-
-def _with_constants(code: types.CodeType, values: Mapping[str, Any], replaced: Mapping[int, Any]) -> types.CodeType:
-    """Return code in which reads of global names are constants, including the code nested in it.
-
-    Parameters
-    ----------
-    values
-        The values of the names.
-    replaced
-        The replacements of constants, by identity.
+    Functions, classes, modules and builtins that copies use are here too, since looking them up here is faster. They
+    are those of the time when the copies were made.
     """
-    constants = [
-        _with_constants(value, values, replaced)
-        if isinstance(value, types.CodeType)
-        else replaced.get(id(value), value)
-        for value in code.co_consts
-    ]
-    instructions = bytearray(code.co_code)
-    places: dict[str, int] = {}
-    steps = list(dis.get_instructions(code))
-    start = 0
-    for number, step in enumerate(steps):
-        if step.opname == "EXTENDED_ARG":
-            continue
-        stop = steps[number + 1].offset if number + 1 < len(steps) else len(instructions)
-        if step.opname == "LOAD_GLOBAL" and step.argval in values:
-            if step.argval not in places:
-                places[step.argval] = len(constants)
-                constants.append(values[step.argval])
-            instructions[start:stop] = _load(places[step.argval], bool(step.arg and step.arg & 1), stop - start)
-        start = stop
-    return code.replace(co_code=bytes(instructions), co_consts=tuple(constants))
 
+    def __init__(self, variables: dict[str, Any]) -> None:
+        # A warning is shown once for a module.
+        variables.setdefault("__warningregistry__", {})
+        # Python itself looks up the names of a module that begin with two underscores without `__missing__`.
+        super().__init__({name: value for name, value in variables.items() if name.startswith("__")})
+        self._variables = variables
 
-def _load(place: int, is_called: bool, num_bytes: int) -> bytes:
-    # Loading a global takes more bytes than loading a constant: fill the rest with NOPs.
-    load = b""
-    for shift in (24, 16, 8):
-        if place >> shift:
-            load += bytes((dis.opmap["EXTENDED_ARG"], place >> shift & 255))
-    load += bytes((dis.opmap["LOAD_CONST"], place & 255))
-    if is_called:
-        null = bytes((dis.opmap["PUSH_NULL"], 0))
-        load = null + load if _NULL_COMES_FIRST else load + null
-    return load + bytes((dis.opmap["NOP"], 0)) * ((num_bytes - len(load)) // 2)
+    def fix(self, name: str, value: Any, *, is_fixed: bool) -> None:
+        """Fix a name if it is to be, or if its value is of a type that is looked up here."""
+        if value is NO_VALUE:
+            value = _BUILTINS.get(name, NO_VALUE)
+        if value is not NO_VALUE and (is_fixed or isinstance(value, _LOOKED_UP_HERE)):
+            self[name] = value
+
+    def __missing__(self, name: str) -> Any:
+        return self._variables[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self._variables
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a name."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def copy(self) -> dict[str, Any]:
+        """Return all names, as libraries ask for that evaluate expressions with the variables of their caller."""
+        return {**self._variables, **self}

@@ -6,6 +6,8 @@ import sys
 import types
 from typing import Any, Final
 
+# The names with which functions create their own generators.
+_MAKING_GENERATORS: Final = frozenset({"default_rng", "Generator", "RandomState", "Random", "SeedSequence"})
 # Functions of PyTorch that draw from the global generator.
 _OF_TORCH_NAMES: Final = """
     bernoulli multinomial normal poisson rand rand_like randint randint_like randn randn_like randperm
@@ -47,8 +49,20 @@ class GeneratorUses:
                 self._of_objects.add(id(attribute_value))
                 self._found.append((f"the attribute {name}, {_kind(attribute_value)}", name))
 
-    def look_at_attributes(self, module: types.ModuleType, name: str, chain: tuple[str, ...]) -> None:
-        """Record a generator that is used through an installed module, as in ``numpy.random.rand``."""
+    def look_at_attributes(
+        self, module: types.ModuleType, name: str, chain: tuple[str, ...], used: frozenset[str]
+    ) -> None:
+        """Record a generator that is used through an installed module, as in ``numpy.random.rand``.
+
+        Parameters
+        ----------
+        module, name
+            The module, and its name in messages.
+        chain
+            The attributes that are read from it.
+        used
+            All names in the code. If the chain ends at a module with another name, they may be read from that.
+        """
         root = module.__name__.partition(".")[0]
         if root == "torch" and chain and chain[0] in _OF_TORCH:
             self._found.append((f"torch.{chain[0]}", self.member))
@@ -59,6 +73,9 @@ class GeneratorUses:
             value = getattr(value, attribute, None)
             if isinstance(value, _METHODS) and _is_generator(value.__self__):
                 self._found.append((".".join((name, *chain)), self.member))
+        if chain and isinstance(value, types.ModuleType) and not _MAKING_GENERATORS & used:
+            for attribute in sorted(used.difference(chain)):
+                self.look_at_attributes(value, ".".join((name, *chain)), (attribute,), frozenset())
 
     def list(self) -> list[str]:
         """Return a description of each generator that is used."""

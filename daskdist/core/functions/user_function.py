@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, Self
 
 from daskdist.call_progress import under_way
 from daskdist.core.functions.by_value import by_value
 from daskdist.core.functions.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.functions.fixed_values import FixedValues, with_values
+from daskdist.core.functions.reach import references_from
 from daskdist.core.functions.thread_limit import ThreadLimit
 from daskdist.core.node import Node, walk
 from daskdist.core.structure import Structure
@@ -51,19 +51,13 @@ def numbers_in(function: Callable[..., Any]) -> list[float]:
         numbers.update(_numbers(function.args), _numbers(function.keywords.values()))
         function = function.func
     function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return sorted(numbers, key=abs)
-    codes = [code]
-    for nested_code in codes:
-        numbers.update(_numbers(nested_code.co_consts))
-        codes += [const for const in nested_code.co_consts if isinstance(const, CodeType)]
-        names = getattr(function, "__globals__", {})
-        numbers.update(_numbers(names.get(name) for name in nested_code.co_names))
-    with contextlib.suppress(ValueError):
-        # A variable of an enclosing function may be unset.
-        numbers.update(_numbers(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()))
-    numbers.update(_numbers(getattr(function, "__defaults__", None) or ()))
+    function = function.__func__ if isinstance(function, MethodType) else function
+    if isinstance(function, FunctionType):
+        codes = [function.__code__]
+        for code in codes:
+            numbers.update(_numbers(code.co_consts))
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        numbers.update(_numbers(part.value for part in references_from(function, is_into_packages=True)))
     return sorted(numbers, key=lambda number: (abs(number), number))
 
 

@@ -1,7 +1,7 @@
 """Functions that run on tracers in a sandbox: copies that see only what is known to be pure.
 
-The copy of a function has the code of the function, and other global names, cells, defaults and constants. What they
-refer to is one of these: plain data, with arrays read-only and containers copied; listed callables; copies of Python
+The copy of a function has the code of the function, and other global names, cells and defaults. What they refer
+to is one of these: plain data, with arrays read-only and containers copied; listed callables; copies of Python
 functions; and a `StandIn` for everything else, such as a module, a class or an object, whose attributes are looked up
 in the same way when they are used. A container that the function has changed afterwards is found. Code that could have
 other effects is refused before it runs.
@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.functions.code_references import references_of
+from daskdist.core.functions.reach import NO_VALUE, cells_of, content_of
 from daskdist.core.vectorize import allowlist
 from daskdist.core.vectorize.tracer import Trace, TracedText, Tracer, column_of, row_of
 
@@ -282,13 +283,13 @@ class Sandbox:
             raise self.trace.fail(reason)
         self.codes.append(code)
         cells = [types.CellType() for _ in code.co_freevars]
-        copied = types.FunctionType(self._code(code), self._names_of(function), function.__name__, None, tuple(cells))
+        copied = types.FunctionType(code, self._names_of(function), function.__name__, None, tuple(cells))
         # Known before what it refers to, as it may refer to itself.
         self._replaced[id(function)] = function, copied
         copied.__qualname__ = function.__qualname__
-        for name, cell, copied_cell in zip(code.co_freevars, function.__closure__ or (), cells, strict=True):
-            if cell != types.CellType():
-                copied_cell.cell_contents = self.safe(cell.cell_contents, name)
+        for (name, cell), copied_cell in zip(cells_of(function), cells, strict=True):
+            if content_of(cell) is not NO_VALUE:
+                copied_cell.cell_contents = self.safe(content_of(cell), name)
         copied.__defaults__ = self.safe(function.__defaults__, "a default")
         copied.__kwdefaults__ = {
             name: self.safe(value, f"the default of {name}") for name, value in (function.__kwdefaults__ or {}).items()
@@ -305,15 +306,6 @@ class Sandbox:
             names["__builtins__"] = self._builtins
             self._names[id(variables)] = names
         return self._names[id(variables)]
-
-    def _code(self, code: types.CodeType) -> types.CodeType:
-        # Constants may be any objects, because values that a function refers to are fixed as constants.
-        constants = [
-            self._code(value) if isinstance(value, types.CodeType) else self.safe(value, "a constant")
-            for value in code.co_consts
-        ]
-        is_same = all(value is before for value, before in zip(constants, code.co_consts, strict=True))
-        return code if is_same else code.replace(co_consts=tuple(constants))
 
     def _import(self, name: str, *args: Any) -> Any:
         level = args[3] if len(args) > 3 else 0

@@ -7,12 +7,12 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
-from types import CellType
+from types import FunctionType
 from typing import Any, Final
 
 import cloudpickle
-import numpy as np
 
+from daskdist.core.functions.reach import attributes_of, references_from
 from daskdist.devices import Device, are_loaded, device_of, is_on_device, name_of, stream_of
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.compute_key import is_future
@@ -24,7 +24,7 @@ def describe_unpicklable(value: Any) -> str:
     while True:
         for name, part in _parts(value):
             if id(part) not in seen and not _pickles(part):
-                path += name
+                path += name if name.startswith("[") else f".{name}"
                 value = part
                 seen.add(id(part))
                 break
@@ -33,29 +33,12 @@ def describe_unpicklable(value: Any) -> str:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    code = getattr(value, "__code__", None)
-    if code is not None:
-        cells = zip(code.co_freevars, value.__closure__ or (), strict=False)
-        parts = [(f".{name}", cell.cell_contents) for name, cell in cells if cell != CellType()]
-        parts += [(f".{name}", value.__globals__[name]) for name in code.co_names if name in value.__globals__]
-        return parts + [(f".default {number}", default) for number, default in enumerate(value.__defaults__ or ())]
-    if getattr(value, "__self__", None) is not None and hasattr(value, "__func__"):
-        return [(".self", value.__self__)]
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [(f"[{number}]", item) for number, item in enumerate(value)]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return []
-    if isinstance(value, type):
-        return [(f".{name}", attribute) for name, attribute in vars(value).items()]
-    if getattr(type(value), "__reduce__", None) is not getattr(object, "__reduce__", None):
-        # The object defines its own pickling, so that its attributes say nothing.
-        return []
-    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
-    return [(f".{name}", getattr(value, name)) for name in names] + [
-        (f".{name}", attribute) for name, attribute in getattr(value, "__dict__", {}).items()
-    ]
+    parts = [*references_from(value, is_into_packages=True)]
+    reduce: Any = type(value).__reduce__
+    # Arrays, and objects that define their own pickling, have other parts than their attributes.
+    if not parts and reduce is object.__reduce__ and not isinstance(value, type | FunctionType):
+        parts += attributes_of(value)
+    return [(part.name, part.value) for part in parts]
 
 
 def _pickles(value: Any) -> bool:

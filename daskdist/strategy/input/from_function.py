@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from inspect import getclosurevars
-from types import FunctionType, MethodType
 from typing import Any
 
 from dask.base import tokenize
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.dataset_base import node_of
+from daskdist.core.functions.reach import all_from
 from daskdist.core.node import Node, counting
 from daskdist.core.randomness.pass_numbers import JointCounter, PassCounter, PassNumber
 from daskdist.core.spec import ElementSpec
@@ -93,19 +91,8 @@ def _identity_of(datasets: Sequence[PipelineDataset]) -> PipelineIdentity:
 
 def _counters_in(function: Any) -> list[PassCounter]:
     # The pass counters of datasets that the function refers to, as copies on workers do not know earlier passes.
-    values: list[Any] = []
-    while isinstance(function, partial):
-        values += [*function.args, *function.keywords.values()]
-        function = function.func
-    if isinstance(function, MethodType):
-        function = function.__func__
-    if isinstance(function, FunctionType):
-        names = getclosurevars(function)
-        values += [*names.nonlocals.values(), *names.globals.values()]
-        values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    counters = [
-        node.passes.counter for value in values if isinstance(value, Dataset) for node in counting(node_of(value))
-    ]
+    datasets = [value for value in all_from(function) if isinstance(value, Dataset)]
+    counters = [node.passes.counter for dataset in datasets for node in counting(node_of(dataset))]
     return list(dict.fromkeys(counters))
 
 

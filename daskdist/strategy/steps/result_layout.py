@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CellType
+from types import FunctionType, MethodType
 from typing import Any
 
 import optree
 
 from daskdist.cached_property import cached_property
+from daskdist.core.functions.reach import references_from
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.values.extract import ExtractFromResult
 from daskdist.strategy.values.variable_contract import key_of
@@ -47,20 +48,24 @@ def made_of(fn: Any) -> list[Any]:
     A function that is defined again in each step, with the same variables in its closure, has the same parts. Methods
     of different objects differ, and so do functions with other defaults or other callees.
     """
-    code = getattr(fn, "__code__", None)
-    if code is None:
+    if type(fn) is MethodType:
+        return [fn.__self__, *made_of(fn.__func__)]
+    if type(fn) is not FunctionType:
         within = getattr(fn, "__wrapped__", None)
         return [fn] if within is None else [type(fn), *made_of(within)]
-    variables = getattr(fn, "__globals__", {})
-    called = [getattr(variables.get(name), "__code__", None) for name in code.co_names]
-    bound = [getattr(fn, "__self__", None), *(fn.__closure__ or ()), *(fn.__defaults__ or ())]
-    return [code, *map(_without_state, bound), *called]
-
-
-def _without_state(part: Any) -> Any:
-    # A kept part must not keep alive the copies that a variable has on workers.
-    inner = part.cell_contents if type(part) is CellType and part != CellType() else part
-    return key_of(inner) if isinstance(inner, Variable) else part
+    parts: list[Any] = [fn.__code__]
+    for reference in references_from(fn):
+        value = reference.value
+        if reference.how == "name":
+            parts.append(value.__code__ if type(value) is FunctionType else None)
+        elif isinstance(value, Variable):
+            # A kept part must not keep alive the copies that a variable has on workers.
+            parts.append(key_of(value))
+        elif reference.how == "default":
+            parts.append(value)
+        elif reference.how in ("variable", "assigned"):
+            parts.append(reference.holder)
+    return parts
 
 
 def reference(part: Any) -> Callable[[], Any]:

@@ -9,7 +9,7 @@ import pickle
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ import optree
 
 from daskdist.checkpoint.checkpoint import HasState
 from daskdist.checkpoint.nests import PLAIN, as_numpy, like
+from daskdist.core.functions.reach import cells_of, content_of
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import Agreed, First
@@ -181,7 +182,7 @@ class _Pickler(pickle.Pickler):
         if _is_found(function):
             return name
         # Redefined functions may have the same name, so compare the contents.
-        held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        held = [content_of(cell) for _, cell in cells_of(function)]
         return (*name, function.__code__, function.__defaults__, function.__kwdefaults__, held)
 
 

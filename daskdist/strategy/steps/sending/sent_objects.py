@@ -8,17 +8,19 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from types import FunctionType
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
 
 import cloudpickle
 import numpy as np
 
+from daskdist.config import setting
 from daskdist.core.functions.by_value import modules_by_value
+from daskdist.core.functions.reach import ModuleUse, NoValue, Reach, is_imported, is_own
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference
 from daskdist.execute.messages.pickling import ForDevices, describe_unpicklable, pickle_for_devices, type_name
-from daskdist.strategy.steps.function_identity import FunctionParts
 
 # Smaller arrays are sent with each call.
 _SMALL_ARRAY_BYTES: Final = 2**16
@@ -27,6 +29,11 @@ _SMALL_TEXT_BYTES: Final = 1024
 _MOST_KEPT: Final = 64
 _MOST_BYTES: Final = 2**27
 _BY_VALUE: Final = frozenset({int, float, complex, bool, type(None), type(...)})
+# Types of values that do not change, or of which a pickle has only the name.
+_CONSTANTS: Final = (
+    *(int, float, complex, str, bytes, bool, type(None), np.generic, NoValue),
+    *(ModuleType, BuiltinFunctionType, FunctionType, ByReference),
+)
 _numbers: Final = itertools.count()
 
 
@@ -77,8 +84,8 @@ class SentObjects:
         self._lock = threading.RLock()
         self._objects: OrderedDict[bytes, SentObject] = OrderedDict()
         self._num_bytes = 0
-        # id of a function -> its parts and its handle, until the function is freed.
-        self._functions: OrderedDict[int, tuple[FunctionParts, SentObject]] = OrderedDict()
+        # id of a function -> what it refers to and its handle, until the function is freed.
+        self._functions: OrderedDict[int, tuple[Reach, SentObject]] = OrderedDict()
 
     def clear(self) -> None:
         """Forget all objects."""
@@ -124,18 +131,19 @@ class SentObjects:
     def _function(self, value: FunctionType, name: Callable[[], str]) -> SentObject:
         # Pickling takes longer than checking that the function is unchanged.
         known = self._functions.get(id(value))
-        if known is not None and known[0].is_still_of(value):
+        if known is not None and known[0].is_current(value):
             return known[1]
         with self._lock:
-            parts = FunctionParts.of(value)
+            sends_modules = setting("send-modules") is not None or bool(cloudpickle.list_registry_pickle_by_value())
+            reach = Reach(value, partial(_is_in_pickle, sends_modules), is_into_packages=True)
             sent_object = self._pickled(value, name)
-            if parts is None:
+            if not all(map(_is_constant, reach.leaves)):
                 self._functions.pop(id(value), None)
             else:
-                # Keep its parts alive, so that their ids stay unique.
+                # Keep what it refers to alive, so that ids stay unique.
                 if id(value) not in self._functions:
                     weakref.finalize(value, self._functions.pop, id(value), None).atexit = False
-                self._functions[id(value)] = parts, sent_object
+                self._functions[id(value)] = reach, sent_object
                 if len(self._functions) > _MOST_KEPT:
                     self._functions.popitem(last=False)
             return sent_object
@@ -166,6 +174,17 @@ class SentObjects:
             _, oldest = self._objects.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
         return sent_object
+
+
+def _is_in_pickle(sends_modules: bool, value: Any) -> bool:
+    # Functions of imported modules are pickled by their names, unless the code of modules is sent along.
+    if type(value) is FunctionType:
+        return not is_imported(value) or (sends_modules and is_own(value))
+    return sends_modules and type(value) is ModuleUse
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, _CONSTANTS) or (isinstance(value, type) and value.__module__ != "__main__")
 
 
 def _digest(value: np.ndarray[Any, Any]) -> bytes:
