@@ -294,8 +294,6 @@ class Read:
         Returns the splits of a pass, if they differ between passes.
     in_order
         Whether blocks come in the order of the splits; otherwise in the order in which they finish.
-    lenient
-        The replacement if unreadable data is left out, in which only damaged parts fail. None if whole splits do.
     kept_for
         An object that lives as long as its data, if that is in memory already, as payloads of the splits or values of
         the ``graph``; then the data can be sent once and kept for later passes. None otherwise.
@@ -319,7 +317,6 @@ class Read:
     graph: Callable[[], dict[Any, Any]] | None = None
     splits_of: Callable[[Epoch], Sequence[Split] | EndlessSplits] | None = None
     in_order: bool = True
-    lenient: Read | None = None
     kept_for: object = None
     costly: object = None
     may_be_large: bool = False

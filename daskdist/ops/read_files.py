@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, Final
 
 from daskdist.cached_property import cached_property
@@ -278,15 +279,11 @@ class ReadFiles(FileBackedSource):
         return without_secrets(f"{self.name}({first}{shard})")
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        reader = ReadValidRows(self.format)
+        reader = ReadRows(self.format)
         if isinstance(self.format, GroupsFiles):
-            most = self.format.num_grouped
-            lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(reader), self.name)
-            groups = GroupSplits(self.splits, most)
-            return Read(groups, ReadGroup(ReadRows(self.format)), self.name, lenient=lenient, is_of_rows=True)
-        structure = self.spec.structure
-        lenient = Read(self.valid_splits, ReadLikeFirst(reader, structure), self.name)
-        return Read(self.splits, ReadLikeFirst(ReadRows(self.format), structure), self.name, lenient=lenient)
+            groups = GroupSplits(self.valid_splits, self.format.num_grouped)
+            return Read(groups, ReadGroup(reader), self.name, is_of_rows=True)
+        return Read(self.valid_splits, ReadLikeFirst(reader, self.spec.structure), self.name)
 
 
 # The number of local files whose indexes may be read for a display.
@@ -364,18 +361,10 @@ class Unlisted:
 
 @dataclass(frozen=True)
 class ReadRows:
-    """A function that reads a split; any error of the reader or its library names the split."""
+    """A function that reads a split; damaged rows are failed elements in their places.
 
-    format: Format
-
-    def __call__(self, split: Split) -> Rows:
-        with damage(split.label):
-            return self.format.read(split)
-
-
-@dataclass(frozen=True)
-class ReadValidRows:
-    """A function that reads the valid rows of a split; damaged ones are failed elements in their places."""
+    Any error of the reader or its library names the split.
+    """
 
     format: Format
 
@@ -383,8 +372,9 @@ class ReadValidRows:
         if isinstance(split.payload, Unlisted):
             raise copied_error(split.payload.error)
         try:
-            return ReadRows(self.format)(split)
-        except DamagedFileError:
+            with damage(split.label):
+                return self.format.read(split)
+        except DamagedFileError as error:
             if not isinstance(self.format, ReadsValidRows):
                 raise
             with damage(split.label):
@@ -392,11 +382,13 @@ class ReadValidRows:
             if isinstance(rows, Block) and parts and rows.origin == Origin(split.label):
                 # Rows after a damaged one have other numbers here than in the split.
                 rows.origin = Origin(split.label, is_exact=False)
-            return with_damage(rows, parts, split)
+            return with_damage(rows, parts, split, error)
 
 
-def with_damage(rows: Rows, parts: Sequence[DamagedPart], split: Split) -> Rows:
+def with_damage(rows: Rows, parts: Sequence[DamagedPart], split: Split, first: DamagedFileError) -> Rows:
     """Return the elements of a split, with its damaged parts in their places.
+
+    ``first`` is the error of reading them all together, which the first damaged part caused: it says more.
 
     Raises
     ------
@@ -404,8 +396,8 @@ def with_damage(rows: Rows, parts: Sequence[DamagedPart], split: Split) -> Rows:
         They are more or fewer than the split has.
     """
     failed: dict[int, FailedElement] = {}
-    for place, where, reason, num_rows in parts:
-        error = DamagedFileError(f"{where}: {reason}")
+    for place, where, reason, num_rows in sorted(parts, key=itemgetter(0)):
+        error = DamagedFileError(f"{where}: {reason}") if failed else first
         item = FailedElement(error, where, split.path, f"{where} {uuid.uuid4().hex}", stands_for_many=num_rows is None)
         failed.update(dict.fromkeys(range(place, place + (1 if num_rows is None else num_rows)), item))
     if split.num_rows is not None and len(rows) + len(failed) != split.num_rows:

@@ -95,8 +95,7 @@ def of_known_numbers(primitive: Primitive) -> Primitive:
     """Return the stream, which ends with an error where nobody can tell how many elements are missing."""
     match primitive:
         case Read():
-            lenient = primitive.lenient and replace(primitive.lenient, is_paired=True)
-            return replace(primitive, is_paired=True, lenient=lenient)
+            return replace(primitive, is_paired=True)
         case Compute() | Chain() | Fact():
             return replace(primitive, source=of_known_numbers(primitive.source))
         case Arrange():

@@ -33,9 +33,11 @@ _REMOTE_LIBRARIES: Final = {
     "s3fs",
     "urllib3",
 }
-# Libraries that have no type of error for codecs that they lack: Pillow, HDF5, Zarr, xz.
-_UNSUPPORTED: Final = re.compile(
-    r"not (registered|available|supported|implemented)|unsupported|unknown codec|codec not available", re.IGNORECASE
+# Libraries that have no type of error for codecs that they lack: Pillow, HDF5, Zarr, xz. And an error of Python's own
+# (its issue 106905) if several threads parse headers of arrays.
+_NO_DAMAGE: Final = re.compile(
+    r"not (registered|available|supported|implemented)|unsupported|unknown codec|codec not available|AST constructor",
+    re.IGNORECASE,
 )
 
 
@@ -71,7 +73,7 @@ def proves_damage(error: Exception) -> bool:
         return False
     if isinstance(error, OSError) and (error.errno is not None or any(map(_is_of_system, type(error).__mro__))):
         return False
-    return _UNSUPPORTED.search(str(error)) is None
+    return _NO_DAMAGE.search(str(error)) is None
 
 
 def _is_of_system(kind: type) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import json
+import re
 import shutil
 import sqlite3
 import struct
@@ -172,6 +173,61 @@ def test_damage_is_left_out(written, tmp_path):
     assert numbers_and_errors(ds) == ([*range(10), *range(20, 30)], [])
 
 
+def write_nulls(path):
+    pq.write_table(pa.table({"x": pa.array([0, 1, None, 3, 4, None, 6])}), path)
+
+
+def write_records(path):
+    Dataset.from_list([{"x": k} for k in range(7)]).to_tfrecord(path.parent / "records")
+    content = bytearray(next((path.parent / "records").iterdir()).read_bytes())
+    record_bytes = len(content) // 7
+    for k in (2, 5):
+        # The checksum of the record.
+        content[(k + 1) * record_bytes - 1] ^= 1
+    path.write_bytes(content)
+
+
+# Seven rows, of which 2 and 5 are damaged: the name -> a function that writes them, the reader, and the first error.
+DAMAGED_ROWS = {
+    "a.csv": (
+        lambda path: path.write_text("x\n0\n1\nb\n3\n4\nc\n6\n"),
+        lambda path: daskdist.read_csv(path, dtypes={"x": int}),
+        r"its row 2, .*'b' is not int64; give dtypes",
+    ),
+    "a.jsonl": (
+        lambda path: path.write_text("".join(f'{{"x": {k}}}\n' for k in (0, 1, "[", 3, 4, "]", 6))),
+        daskdist.read_json,
+        r"a\.jsonl.*line 2",
+    ),
+    "a.txt": (
+        lambda path: path.write_bytes(b"0\n1\n\xff\n3\n4\n\xfe\n6\n"),
+        daskdist.read_text,
+        r"its line 2, b'\\xff', is not utf-8.*give the right encoding",
+    ),
+    "a.parquet": (write_nulls, daskdist.read_parquet, r"'x'.*null"),
+    "a.tfrecord": (
+        write_records,
+        lambda path: daskdist.read_tfrecord(path, {"x": daskdist.FixedLenFeature((), "int64")}),
+        r"record 2 of .*checksum",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_ROWS)
+def test_damaged_rows_fail_in_their_places_also_if_they_are_not_left_out(tmp_path, name):
+    write, read, error = DAMAGED_ROWS[name]
+    write(tmp_path / name)
+    ds = read(str(tmp_path / name))
+    numbers, raised = numbers_and_errors(ds)
+    assert numbers == [0, 1, 3, 4, 6]
+    assert [type(error) for error in raised] == [errors.DamagedFileError] * 2
+    # The first one says what to do, as reading all rows together does.
+    assert re.search(error, str(raised[0])), raised[0]
+    pairs = Dataset.zip((ds, Dataset.range(7))).map(lambda x, number: number)
+    assert numbers_and_errors(pairs)[0] == numbers
+    assert numbers_and_errors(ds.with_options(SKIP)) == (numbers, [])
+
+
 def test_databases(tmp_path):
     for name in ("a.db", "b.db"):
         with sqlite3.connect(tmp_path / name) as connection:
@@ -219,6 +275,7 @@ NO_DAMAGE = [
     *(TimeoutError(), ConnectionError(), PermissionError(), FileNotFoundError(), MemoryError(), ImportError("x")),
     *(NotImplementedError("x"), pa.ArrowNotImplementedError("x"), errors.FileError("x"), errors.ArgumentError("x")),
     *(OSError("decoder jpeg2k not available"), OSError("required filter 'x' is not registered")),
+    SystemError("AST constructor recursion depth mismatch (before=60, after=58)"),
 ]
 DAMAGE = [
     *(OSError("Couldn't deserialize thrift"), EOFError(), ValueError("x"), KeyError("x"), struct.error("x")),

@@ -40,9 +40,7 @@ def _filtered(primitive: Primitive) -> Primitive:
 
 def _before_groups(primitive: Primitive) -> Primitive:
     match primitive:
-        case Read():
-            return primitive.lenient or primitive
-        case Stream():
+        case Read() | Stream():
             return primitive
         case Compute():
             return replace(primitive, source=_before_groups(primitive.source))
