@@ -305,8 +305,6 @@ class Read:
         Whether the payload of each split is a tuple of splits of a row each, which ``function`` reads in any groups.
     is_shuffled
         Whether rows of a split are needed far from each other, so that those of one call are few of many splits.
-    is_paired
-        Whether its elements are joined with others by their numbers, so that these have to be known.
     """
 
     splits: Splits
@@ -322,7 +320,6 @@ class Read:
     may_be_large: bool = False
     is_of_rows: bool = False
     is_shuffled: bool = False
-    is_paired: bool = False
     grouped = 0
 
 
@@ -548,7 +545,9 @@ class Arrange:
         Its name in plans.
     is_counted
         Whether its elements depend on the numbers of those of its inputs, which then come in order in any case: several
-        pipelines count the same elements, such as for parts of a dataset, or it pairs elements by their numbers.
+        pipelines count the same elements, such as for parts of a dataset, or it joins elements by their numbers.
+    is_of_pairs
+        Whether it joins elements of several inputs, so that none may lack an unknown number of them.
     on_stacked
         Does the same for an input whose batches are stacked already; None if it keeps or creates batches.
     lenient
@@ -560,6 +559,7 @@ class Arrange:
     grouped: int
     name: str
     is_counted: bool = False
+    is_of_pairs: bool = False
     on_stacked: Callable[[Any], Rows] | None = None
     lenient: Arrangement | None = None
 

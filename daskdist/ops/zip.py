@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from daskdist.core import cardinality
 from daskdist.core.arguments import yes_or_no
 from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import (
     Arrange,
-    Chain,
     Compute,
     Context,
     Cursor,
     Epoch,
     Exhausted,
-    Fact,
     Opener,
     Primitive,
-    Read,
-    Stream,
     same,
 )
 from daskdist.core.selection.runs import RunQueue, Zipped
@@ -68,11 +64,17 @@ class Zip(Node):
         return cardinality.shortest(source.cardinality for source in self.sources)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return zipped(tuple(map(of_known_numbers, inputs)), self.structure, self.name, strict=self.strict)
+        return zipped(inputs, self.structure, self.name, strict=self.strict, is_of_pairs=True)
 
 
 def zipped(
-    inputs: tuple[Primitive, ...], structure: Structure, name: str, *, strict: bool = False, is_counted: bool = True
+    inputs: tuple[Primitive, ...],
+    structure: Structure,
+    name: str,
+    *,
+    strict: bool = False,
+    is_counted: bool = True,
+    is_of_pairs: bool = False,
 ) -> Primitive:
     """Return the stream of nests of one element of each input.
 
@@ -82,26 +84,13 @@ def zipped(
         The inputs, the structure of their nest, and the name of the operation in plans.
     strict
         Whether all must be equally long.
-    is_counted
-        As in `Arrange`: whether it matters which elements are together.
+    is_counted, is_of_pairs
+        As in `Arrange`: whether it matters which elements are together, and whether some may be missing.
     """
     # Gathered immediately: the results are views if the inputs are contiguous.
-    return Compute(
-        Arrange(inputs, ZipRows(structure, strict), grouped=0, name=name, is_counted=is_counted), same, name, factor=1
-    )
-
-
-def of_known_numbers(primitive: Primitive) -> Primitive:
-    """Return the stream, which ends with an error where nobody can tell how many elements are missing."""
-    match primitive:
-        case Read():
-            return replace(primitive, is_paired=True)
-        case Compute() | Chain() | Fact():
-            return replace(primitive, source=of_known_numbers(primitive.source))
-        case Arrange():
-            return replace(primitive, inputs=tuple(map(of_known_numbers, primitive.inputs)))
-        case Stream():
-            return primitive
+    rows = ZipRows(structure, strict)
+    arrange = Arrange(inputs, rows, grouped=0, name=name, is_counted=is_counted, is_of_pairs=is_of_pairs)
+    return Compute(arrange, same, name, factor=1)
 
 
 def _in_words(length: int) -> str:

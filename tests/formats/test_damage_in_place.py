@@ -100,11 +100,21 @@ def test_zip_pairs_what_is_left_with_its_own_in_batches_on_a_cluster_and_served(
         assert pairs == [(number, number) for number in left]
 
 
+# How lines of a file reach `zip`.
+WAYS_TO_ZIP = {
+    "directly": lambda lines: lines,
+    "shuffle": lambda lines: lines.shuffle(2, seed=1),
+    "flat_map": lambda lines: Dataset.range(1).flat_map(lambda _: lines),
+    "interleave": lambda lines: Dataset.range(2).interleave(lambda _: lines, cycle_length=2),
+}
+
+
+@pytest.mark.parametrize("way_to_zip", WAYS_TO_ZIP)
 @pytest.mark.parametrize("way", ["raise", "skip", "ignore_errors"])
-def test_zip_with_a_file_that_lacks_an_unknown_number_of_lines_is_an_error(tmp_path, way):
+def test_zip_with_a_file_that_lacks_an_unknown_number_of_lines_is_an_error(tmp_path, way, way_to_zip):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"1\n2\n3\n4\n")[:-9])
     cut = daskdist.read_text(str(tmp_path / "a.txt.gz"))
-    ds = Dataset.zip(cut, Dataset.range(9))
+    ds = Dataset.zip(WAYS_TO_ZIP[way_to_zip](cut), Dataset.range(9))
     ds = {"raise": lambda: ds, "skip": lambda: ds.with_options(SKIP), "ignore_errors": ds.ignore_errors}[way]()
     with pytest.raises(errors.FileError, match="how many are missing here is unknown"):
         list(ds)

@@ -170,7 +170,7 @@ def _with_blocks_read(primitive: Primitive, caller: RecordCaller, sources: list[
     splits = primitive.splits()
     if isinstance(splits, EndlessSplits):
         return primitive
-    first, function = len(sources), TryEachRead(primitive.function, primitive.is_paired)
+    first, function = len(sources), TryEachRead(primitive.function)
     for split in splits:
         if primitive.graph is None:
             sources.append(caller.source(function, split, name=primitive.name))

@@ -196,6 +196,8 @@ class Interpreter(StreamRuntime):
                 cursor_type: Any = {Compute: ComputeCursor, Chain: ChainCursor, Fact: FactCursor}[type(primitive)]
                 return lambda epoch: cursor_type(self, primitive, path, epoch, source(epoch))
             case Arrange():
+                if primitive.is_of_pairs:
+                    self.pairing.add(path)
                 inputs = [self.open(source, (*path, number)) for number, source in enumerate(primitive.inputs)]
                 arrangement = primitive.arrangement
 

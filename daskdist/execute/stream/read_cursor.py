@@ -53,6 +53,7 @@ class ReadCursor(BlockCursor):
         self.in_order = read.in_order
         self.read = read
         self.is_plain = read.function in (payload_itself, value_itself)
+        self._is_paired = not runtime.pairing.isdisjoint(path[:length] for length in range(len(path)))
         # The number of the next split, and the number of its rows that were requested already.
         self.number = 0
         self.offset = 0
@@ -212,7 +213,7 @@ class ReadCursor(BlockCursor):
         return caller.call(tried, [value], split, worker=worker, name=read.name)
 
     def _tried(self, function: Callable[..., Rows]) -> Callable[..., Rows]:
-        tried = TryEachRead(function, self.read.is_paired)
+        tried = TryEachRead(function, self._is_paired)
         return Timed(tried) if self._is_timed else tried
 
     def _block_of(self, split: Split) -> BlockRef:
