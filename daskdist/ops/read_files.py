@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final
@@ -98,44 +99,46 @@ class ReadFiles(FileBackedSource):
         return self._first.spec
 
     def splits(self) -> Sequence[Split]:
-        """Return the splits to read, from the files' indexes (such as a Parquet footer); cached."""
-        return self._splits
+        """Return the splits to read, from the files' indexes (such as a Parquet footer); cached.
+
+        Raises
+        ------
+        FileError
+            A file cannot be listed.
+        """
+        splits = self.valid_splits()
+        for split in splits:
+            if isinstance(split.payload, Unlisted):
+                raise copied_error(split.payload.error)
+        return splits
 
     @property
     def is_cheap_to_list(self) -> bool:
-        listed = self.__dict__.get("_splits")
-        if isinstance(listed, FileSplits):
-            return listed.is_complete
-        if listed is not None:
+        listed = self.__dict__.get("_listed")
+        if listed is not None and (not isinstance(listed, FileSplits) or listed.is_complete):
             return True
         if self.whole is not None and self.whole.is_cheap_to_list:
             return True
         # Indexes of files, such as Parquet footers.
         return len(self.files) <= _MOST_CHEAP_FILES and not is_remote(self.paths[0])
 
-    @cached_property
-    def _splits(self) -> Sequence[Split]:
-        if self.span is not None:
-            return (self.whole or replace(self, span=None)).splits()[slice(*self.span)]
-        if self.shard is not None and self.by_split:
-            return (self.whole or replace(self, shard=None)).splits()[self.shard[0] :: self.shard[1]]
-        return self._listed(self._list_shard)
-
     def valid_splits(self) -> Sequence[Split]:
         """Return `splits`, with a split also for each file that cannot be listed."""
-        return self._valid_splits
+        if self.span is not None:
+            return self._uncut.valid_splits()[slice(*self.span)]
+        if self.shard is not None and self.by_split:
+            return self._uncut.valid_splits()[self.shard[0] :: self.shard[1]]
+        return self._listed
 
     @cached_property
-    def _valid_splits(self) -> Sequence[Split]:
-        if self.span is not None:
-            return (self.whole or replace(self, span=None)).valid_splits()[slice(*self.span)]
-        if self.shard is not None and self.by_split:
-            return (self.whole or replace(self, shard=None)).valid_splits()[self.shard[0] :: self.shard[1]]
-        return self._listed(lambda file: self._list_or_unreadable(self._list_shard, file))
+    def _uncut(self) -> ReadFiles:
+        return self.whole or replace(self, span=None, shard=self.shard if self.span is not None else None)
 
-    def _listed(self, list_file: Callable[[int], Sequence[Split]]) -> FileSplits:
+    @cached_property
+    def _listed(self) -> Sequence[Split]:
         # Listing remote files is mostly waiting, so threads help; for local files they do not.
-        return FileSplits(list_file, self.files, 8 * num_threads() if is_remote(self.paths[0]) else 1)
+        number = 8 * num_threads() if is_remote(self.paths[0]) else 1
+        return FileSplits(partial(self._list_or_unreadable, self._list_shard), self.files, number)
 
     @property
     def depends_on_splits(self) -> bool:
@@ -152,13 +155,9 @@ class ReadFiles(FileBackedSource):
         return range(index, len(self.paths), num_shards)
 
     def _list_shard(self, file: int) -> Sequence[Split]:
-        whole = self.whole or self
+        splits = self.splits_of_file(file)
         part = self.file_share.parts.get(file) if self.file_share is not None else None
-        if part is not None:
-            splits = whole.splits_of_file(file)
-            return [splits[number] for number in part]
-        # Listed once for all shares, so that a file that changes later is noticed.
-        return whole.splits_of_file(file)
+        return splits if part is None else [splits[number] for number in part]
 
     def list_file(self, file: int) -> Sequence[Split]:
         """List the splits of one file."""
@@ -180,6 +179,9 @@ class ReadFiles(FileBackedSource):
 
     def splits_of_file(self, file: int) -> Sequence[Split]:
         """List the splits of one file; cached."""
+        if self.whole is not None:
+            # Listed once for all shares, so that a file that changes later is noticed.
+            return self.whole.splits_of_file(file)
         if file not in self._known:
             self._known[file] = self.list_file(file)
         return self._known[file]
@@ -192,19 +194,15 @@ class ReadFiles(FileBackedSource):
         try:
             return list_file(file)
         except FileError as error:
+            # The next pass tries to list it again.
+            self.__dict__.pop("_listed", None)
             path = self.paths[file]
             return [Split(path, Unlisted(error), None, 0, file, path)]
 
     @cached_property
     def _known(self) -> dict[int, Sequence[Split]]:
         # The splits of files that are listed already.
-        listed = self.__dict__.get("_splits")
-        if not isinstance(listed, FileSplits) or not listed.is_complete:
-            return {}
-        known: dict[int, Any] = {file: [] for file in self.files}
-        for split in listed:
-            known[split.file or 0].append(split)
-        return known
+        return {}
 
     def file_bytes(self) -> Sequence[int]:
         """Return the size of each file: in storage, or in memory if it is not a single file."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows, merge
 from daskdist.core.failing.origin import SelectedOrigins
@@ -36,11 +35,11 @@ class GroupSplits:
     place: Callable[[str], Any] | None = None
 
     def __call__(self) -> Sequence[Split]:
-        return self._joined
-
-    @cached_property
-    def _joined(self) -> GroupedSplits:
-        return GroupedSplits(self.splits(), self.most, self.place)
+        # Grouped anew if the files were listed anew.
+        splits, grouped = self.splits(), self.__dict__.get("_grouped")
+        if not isinstance(grouped, GroupedSplits) or grouped.splits is not splits:
+            grouped = self.__dict__["_grouped"] = GroupedSplits(splits, self.most, self.place)
+        return grouped
 
 
 class GroupedSplits(Sequence[Split]):
@@ -57,7 +56,7 @@ class GroupedSplits(Sequence[Split]):
     """
 
     def __init__(self, splits: Sequence[Split], most: int, place: Callable[[str], Any] | None = None) -> None:
-        self._splits = splits
+        self.splits = splits
         self._most = most
         self._place_of = place
         self._most_bytes = in_bytes("split-bytes")
@@ -80,7 +79,7 @@ class GroupedSplits(Sequence[Split]):
                 num_bytes = 0
                 while len(parts) < self._most:
                     try:
-                        split = self._splits[self._place]
+                        split = self.splits[self._place]
                     except IndexError:
                         break
                     num_bytes += split.num_bytes or 0

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from PIL import Image
 
 import daskdist
 from daskdist import Dataset, Options, TensorSpec, errors
@@ -123,6 +124,30 @@ def test_operations_after_the_reader_do_not_leave_them_out(written, change):
     numbers, raised = numbers_and_errors(ds)
     assert numbers == [*range(10), *range(20, 30)]
     assert {type(error) for error in raised} == {errors.FileError}
+
+
+def test_files_that_are_there_again_are_read_in_the_next_pass(written, tmp_path):
+    paths, _, ds = written
+    for options in (SKIP, Options(on_error="raise")):
+        away = paths[1].rename(tmp_path / "away")
+        numbers, raised = numbers_and_errors(ds.with_options(options))
+        assert numbers == [*range(10), *range(20, 30)]
+        assert [type(error) for error in raised] == [errors.FileError]
+        away.rename(paths[1])
+        assert numbers_and_errors(ds.with_options(options)) == (list(range(30)), [])
+
+
+def test_images_that_are_there_again_are_read_in_the_next_pass(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        Image.fromarray(np.full((2, 2, 3), number, np.uint8)).save(folder / f"{number}.png")
+    ds = daskdist.read_images(str(folder), labels=None).map(lambda image: image[0, 0, 0])
+    away = (folder / "1.png").rename(tmp_path / "away")
+    numbers, raised = numbers_and_errors(ds)
+    assert (numbers, [type(error) for error in raised]) == ([0, 2], [errors.FileError])
+    away.rename(folder / "1.png")
+    assert numbers_and_errors(ds) == ([0, 1, 2], [])
 
 
 def test_a_first_file_that_is_gone_is_no_reason_to_take_the_next_one(tmp_path):
