@@ -106,7 +106,7 @@ class ReadFiles(FileBackedSource):
         FileError
             A file cannot be listed.
         """
-        splits = self.valid_splits()
+        splits = self.valid_splits()[:]
         for split in splits:
             if isinstance(split.payload, Unlisted):
                 raise copied_error(split.payload.error)
@@ -375,8 +375,13 @@ class ReadRows:
         except DamagedFileError as error:
             if not isinstance(self.format, ReadsValidRows):
                 raise
-            with damage(split.label):
-                rows, parts = self.format.read_valid_rows(split)
+            try:
+                with damage(split.label):
+                    rows, parts = self.format.read_valid_rows(split)
+            except DamagedFileError:
+                raise error from None
+            except FileError as other:
+                raise FileError(f"{error}; its valid rows cannot be read alone: {other}") from other
             if isinstance(rows, Block) and parts and rows.origin == Origin(split.label):
                 # Rows after a damaged one have other numbers here than in the split.
                 rows.origin = Origin(split.label, is_exact=False)
