@@ -87,12 +87,12 @@ class BlockCursor:
                 failure, self.failure = self.failure, None
                 raise Exhausted if failure is None else failure
             ref = self._first()
-            if ref.num_rows < 0:
-                self._count(ref)
-            elif self._is_first_sample(ref):
+            if self._is_first_sample(ref):
                 # An error of the call is raised when the block is used.
                 with suppress(Exception):
                     self._learn(wait=True)
+            if ref.num_rows < 0:
+                self._count(ref)
             self.pending.remove(ref)
             if not self.in_order:
                 self._note_turn(ref)
