@@ -11,6 +11,7 @@ import pytest
 from distributed import Event
 
 from daskdist import Dataset, MirroredStrategy, errors, get_replica_context
+from daskdist.strategy.input.shared_reader import SharedPass
 from daskdist.strategy.replica.call_end import CallEnd
 
 pytestmark = pytest.mark.timeout(120)
@@ -150,6 +151,23 @@ def test_loops_in_threads_end_if_the_program_is_interrupted(waits):
         signal.signal(signal.SIGUSR1, before)
     assert is_over.wait(10)
     assert messages == ["the call was interrupted"]
+
+
+def test_an_interrupt_at_the_end_of_a_loop_is_not_lost(monkeypatch):
+    leave = SharedPass.leave
+
+    def interrupted(self, lane):
+        leave(self, lane)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    def loop(batches):
+        return sum(1 for _ in itertools.islice(batches, 3))
+
+    monkeypatch.setattr(SharedPass, "leave", interrupted)
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    with pytest.raises(KeyboardInterrupt):
+        strategy.run(loop, args=(steps_of(strategy),))
 
 
 def test_a_loop_in_a_thread_may_take_any_time_after_that_of_the_caller():

@@ -309,8 +309,9 @@ def _elements(
     # Keep no reference to a part longer than needed.
     progress.shared_pass = reader.begin(lane, iteration)
     parts = progress.shared_pass.parts(lane)
+    timed = _timed(parts, times)
     try:
-        for part in _timed(parts, times):
+        for part in timed:
             places, rows = part.places, part.rows
             del part
             is_row = min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1
@@ -326,6 +327,8 @@ def _elements(
                     element = plan.empty if item is None else structure.pack(item)
                     yield writable_element(element) if is_writable else element
     finally:
+        # Python would ignore an interrupt that comes while the garbage collector closes it.
+        timed.close()  # type: ignore[attr-defined]
         parts.close()  # type: ignore[attr-defined]
 
 
