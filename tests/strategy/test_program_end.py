@@ -130,15 +130,19 @@ PROGRAMS = {
 }
 
 
+# Dask also warns of it if the machine is busy and the directory is in memory.
+SLOW_DISK = "ignore:Creating scratch directories is taking:UserWarning"
+
+
 def ended(name, folder):
     """Run a program, and return its exit code and what it printed."""
     path = folder / "program.py"
     path.write_text(HEAD + "".join(f"    {line}\n" for line in PROGRAMS[name][0].splitlines()))
     printed = path.with_suffix(".err")
-    # Dask warns of a slow disk, and clusters that share a directory remove each other's. This one is in memory.
+    # Clusters that share a directory remove each other's.
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with open(printed, "w") as file, tempfile.TemporaryDirectory(dir=memory) as scratch:
-        environment = {**programs.FORKED_WORKERS, "DASK_TEMPORARY_DIRECTORY": scratch}
+        environment = {**programs.FORKED_WORKERS, "DASK_TEMPORARY_DIRECTORY": scratch, "PYTHONWARNINGS": SLOW_DISK}
         # A separate process group, as these programs interrupt their whole group.
         options = {"start_new_session": True, "cwd": folder, "env": environment, "timeout": 100}
         done = programs.run(path, stdout=file, stderr=file, **options)
