@@ -610,7 +610,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         refer to are fixed when the dataset is built; later assignments have no effect. Objects such as lists, dicts,
         arrays and models are shared, and their names, like those of functions, are looked up when a pass begins.
         Attributes of modules (``config.x``) and variables that the functions assign themselves are read when the
-        function is called; so are all global names of a function if it uses one that a function assigns (``global``).
+        function is called; so are all global names of a function if it uses one that a function assigns (``global``),
+        and a pass raises an ArgumentError if a plain value of them was assigned elsewhere since the dataset was built.
 
         The function must be pure: it may run in another order, in another process, and repeatedly. To learn the spec of
         its results, it is tried on synthetic elements, whose values and lengths are small numbers and numbers from its

@@ -15,7 +15,7 @@ import pytest
 import daskdist
 from daskdist import Dataset
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.errors import ClusterError, UserFunctionError
+from daskdist.errors import ArgumentError, ClusterError, UserFunctionError
 
 FACTOR = 2
 NUM_CALLS = 0
@@ -221,6 +221,30 @@ def test_functions_that_look_up_names_themselves_see_their_module(factor):
     function = UserFunction(lambda x: x * FACTOR + globals()["FACTOR"] + eval("FACTOR"), "map").function
     factor(7)
     assert function(1) == 21
+
+
+def test_functions_that_assign_names_do_not_get_other_values_in_silence():
+    variables = {"__name__": "__main__", "COUNT": 0, "EMPTY": float("nan")}
+    exec(
+        "def f(x):\n    global COUNT\n    COUNT += 1\n    return x * K + (EMPTY != EMPTY) * SHIFT[0]\n"
+        "def g(x):\n    return f(x) + len(globals()) * 0\n",
+        variables,
+    )
+    for name in "fg":
+        variables.update(K=1, SHIFT=[10])
+        ds = Dataset.range(2).map(variables[name])
+        assert values(ds) == [10, 11]
+        # Shared objects, and what the function itself assigns, may change.
+        variables.update(SHIFT=[20], COUNT=-5)
+        assert values(ds) == [20, 21]
+        variables["K"] = 2
+        with pytest.raises(ArgumentError, match=r"K was 1 when the dataset was built, and is 2 now. f assigns global"):
+            values(ds)
+        with pytest.raises(ArgumentError, match="K was 1"):
+            cloudpickle.dumps(ds)
+        assert values(Dataset.range(2).map(variables[name])) == [20, 22]
+        variables["K"] = 1
+        assert values(ds) == [20, 21]
 
 
 def test_copies_keep_nothing_of_the_module_that_they_do_not_use():

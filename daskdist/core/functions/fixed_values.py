@@ -8,7 +8,7 @@ reaches through its closure, defaults, global names and partials. Left unchanged
 * values that are read through a module (``config.x``), methods, and callable objects;
 * variables of enclosing functions that one of the functions assigns (``nonlocal``), such as counters;
 * all global names of a function that uses one which a function assigns (``global``), or uses ``globals``, ``eval`` or
-  ``exec``: it sees its module as it is.
+  ``exec``: it sees its module as it is. If a plain value there is set to another one, a later pass raises an error.
 
 The names of functions, classes and modules are looked up again at the beginning of each pass, see `FixedValues`. As a
 copy is another object, a function that refers to itself or to another copied one, refers to the copy.
@@ -40,7 +40,7 @@ from daskdist.core.functions.reach import (
     is_own,
     references_from,
 )
-from daskdist.errors import ClusterError
+from daskdist.errors import ArgumentError, ClusterError
 
 _PLAIN: Final = (
     int,
@@ -61,6 +61,7 @@ _PLAIN: Final = (
 )
 # (Name of an imported module, global name) -> value.
 Values = dict[tuple[str, str], Any]
+_WHY_SEEN: Final = "{} assigns global names or looks them up by itself, and so uses those of its module as they are"
 # Functions that look names up themselves.
 _LOOK_UP: Final = frozenset({"globals", "eval", "exec"})
 _BUILTINS: Final = vars(builtins)
@@ -124,9 +125,21 @@ class FixedValues:
                 # Fixed cells may still have a function of before.
                 after.assigned_names |= before.assigned_names
                 after.assigned_cells |= before.assigned_cells
+            self._fix_seen(after)
             self._reach, self._local, self._portable = after, None, None
             return after
         return before
+
+    def _fix_seen(self, reach: Reach) -> None:
+        # Functions that see their module have no copies in which another value would be without effect.
+        for user, reference in _seen_in_modules(self.original, reach):
+            before = self._names.setdefault((id(reference.holder), reference.name), reference.value)
+            if not _is_same(before, reference.value):
+                raise ArgumentError(
+                    f"{reference.name} was {before!r:.80} when the dataset was built, and is {reference.value!r:.80} "
+                    f"now. {_WHY_SEEN.format(user.__qualname__)}: build another dataset, or give the value to the "
+                    "function as an argument"
+                )
 
     def _value(self, reach: Reach, reference: Reference) -> Any:
         holder = reference.holder
@@ -141,14 +154,10 @@ class FixedValues:
         values: Values = {}
         for function in (self.original, *reach.functions):
             if type(function) is types.FunctionType and is_imported(function):
-                sees = _sees_module(function, reach)
                 for reference in references_from(function):
                     place = id(reference.holder), reference.name
-                    key = function.__globals__["__name__"], reference.name
-                    if sees and _is_constant(reference, reach):
-                        values.setdefault(key, reference.value)
-                    elif reference.how == "name" and place in self._names:
-                        values[key] = self._names[place]
+                    if reference.how == "name" and place in self._names:
+                        values[function.__globals__["__name__"], reference.name] = self._names[place]
         return values
 
 
@@ -160,17 +169,15 @@ def with_values(function: Callable[..., Any], values: Values) -> Callable[..., A
     if not values:
         return function
     reach = Reach(function)
-    for other in (function, *reach.functions):
-        if type(other) is types.FunctionType and _sees_module(other, reach):
-            for one in references_from(other):
-                module = other.__globals__.get("__name__", "")
-                sent = values.get((module, one.name), NO_VALUE)
-                if sent is not NO_VALUE and _is_constant(one, reach) and sent != one.value:
-                    return _Refusal(
-                        f"{module}.{one.name} is {sent!r:.80} in the program and {one.value!r:.80} in this worker. "
-                        f"{other.__qualname__} assigns global names, and so uses those of its module as they are: set "
-                        "this one on the workers, too, or give it to the function as an argument"
-                    )
+    for user, seen in _seen_in_modules(function, reach):
+        module = user.__globals__.get("__name__", "")
+        sent = values.get((module, seen.name), NO_VALUE)
+        if sent is not NO_VALUE and not _is_same(sent, seen.value):
+            return _Refusal(
+                f"{module}.{seen.name} is {sent!r:.80} in the program and {seen.value!r:.80} in this worker. "
+                f"{_WHY_SEEN.format(user.__qualname__)}: set this one on the workers, too, or give it to the function "
+                "as an argument"
+            )
 
     def value_of(reference: Reference) -> Any:
         if reference.how != "name":
@@ -212,9 +219,19 @@ def _sees_module(function: types.FunctionType, reach: Reach) -> bool:
     return bool(_LOOK_UP & names) or any((place, name) in reach.assigned_names for name in names)
 
 
-def _is_constant(reference: Reference, reach: Reach) -> bool:
-    is_assigned = (id(reference.holder), reference.name) in reach.assigned_names
-    return reference.how == "name" and is_plain(reference.value) and not is_assigned
+def _seen_in_modules(function: Callable[..., Any], reach: Reach) -> Iterator[tuple[types.FunctionType, Reference]]:
+    # Yield the functions that see their modules, each with the global names of plain values that no function assigns.
+    for user in (function, *reach.functions):
+        if type(user) is types.FunctionType and _sees_module(user, reach):
+            for reference in references_from(user):
+                is_assigned = (id(reference.holder), reference.name) in reach.assigned_names
+                if reference.how == "name" and is_plain(reference.value) and not is_assigned:
+                    yield user, reference
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    # NaN differs from itself, and the order of a set from process to process.
+    return bool(value == other) or repr(value) == repr(other)
 
 
 class _Copier:
