@@ -63,7 +63,7 @@ class Interpreter(StreamRuntime):
     # The stream in which positions are taken, and its pass.
     _stream: tuple[Primitive, Epoch] | None = None
 
-    def open(self, primitive: Primitive, path: Path = ()) -> Opener:
+    def open(self, primitive: Primitive, path: Path = (), *, is_paired: bool = False) -> Opener:
         """Return a function that opens a cursor over the primitive's elements for an epoch.
 
         Parameters
@@ -72,8 +72,10 @@ class Interpreter(StreamRuntime):
             The primitive.
         path
             The path from the end of the pipeline to the primitive.
+        is_paired
+            Whether an operation on the path joins elements of several inputs by their numbers.
         """
-        make = self._maker(primitive, path)
+        make = self._maker(primitive, path, is_paired)
 
         def opener(epoch: Epoch) -> Any:
             cursor = make(epoch)
@@ -183,26 +185,26 @@ class Interpreter(StreamRuntime):
             return False
         return True
 
-    def _maker(self, primitive: Primitive, path: Path) -> Callable[[Epoch], Any]:
+    def _maker(self, primitive: Primitive, path: Path, is_paired: bool) -> Callable[[Epoch], Any]:
         match primitive:
             case Read():
-                return lambda epoch: ReadCursor(self, primitive, path, epoch)
+                return lambda epoch: ReadCursor(self, primitive, path, epoch, is_paired=is_paired)
             case Stream():
                 self.runs_generators |= primitive.begin is None
                 cursor = StreamCursor if primitive.begin is None else WorkerStreamCursor
                 return lambda epoch: cursor(self, primitive, path, epoch)
             case Compute() | Chain() | Fact():
-                source = self.open(primitive.source, (*path, 0))
+                source = self.open(primitive.source, (*path, 0), is_paired=is_paired)
                 cursor_type: Any = {Compute: ComputeCursor, Chain: ChainCursor, Fact: FactCursor}[type(primitive)]
                 return lambda epoch: cursor_type(self, primitive, path, epoch, source(epoch))
             case Arrange():
-                if primitive.is_of_pairs:
-                    self.pairing.add(path)
-                inputs = [self.open(source, (*path, number)) for number, source in enumerate(primitive.inputs)]
+                pairs = is_paired or primitive.is_of_pairs
+                inputs = [self.open(source, (*path, k), is_paired=pairs) for k, source in enumerate(primitive.inputs)]
                 arrangement = primitive.arrangement
 
                 def opened(epoch: Epoch) -> Any:
-                    cursor = arrangement.open(inputs, epoch, ArrangementContext(self, arrangement, path, epoch))
+                    context = ArrangementContext(self, arrangement, path, epoch, is_paired=pairs)
+                    cursor = arrangement.open(inputs, epoch, context)
                     if not any(isinstance(source, Fact) and not source.is_strict for source in primitive.inputs):
                         return cursor
                     skips = isinstance(cursor, SkippingByArithmetic) and not self._have_failed(path)
@@ -243,11 +245,14 @@ def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str
 class ArrangementContext:
     """The services that the cursors of one arrangement may use; see `daskdist.core.primitive.Context`."""
 
-    def __init__(self, interpreter: Interpreter, arrangement: Any, path: Path, epoch: Epoch) -> None:
+    def __init__(
+        self, interpreter: Interpreter, arrangement: Any, path: Path, epoch: Epoch, *, is_paired: bool
+    ) -> None:
         self._interpreter = interpreter
         self._arrangement = arrangement
         self._path = path
         self._epoch = epoch
+        self._is_paired = is_paired
         self._num_opened = self._num_recalled = 0
         self.compact = interpreter.compact
 
@@ -275,7 +280,7 @@ class ArrangementContext:
         if has_failed:
             before = UserFunctionError(f"what is made of {element} failed before the position was taken")
             raise self._interpreter.failed_run(before, str(element), is_new=False)
-        return self._interpreter.open(primitive, path)
+        return self._interpreter.open(primitive, path, is_paired=self._is_paired)
 
     @cached_property
     def _log(self) -> AnswerLog:

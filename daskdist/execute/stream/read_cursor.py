@@ -48,12 +48,13 @@ class ReadCursor(BlockCursor):
 
     skips_unread = True
 
-    def __init__(self, runtime: StreamRuntime, read: Read, path: Path, epoch: Epoch) -> None:
+    def __init__(self, runtime: StreamRuntime, read: Read, path: Path, epoch: Epoch, *, is_paired: bool) -> None:
         super().__init__(runtime, read.factor, path, epoch, read.name, may_be_large=read.may_be_large)
         self.in_order = read.in_order
         self.read = read
         self.is_plain = read.function in (payload_itself, value_itself)
-        self._is_paired = not runtime.pairing.isdisjoint(path[:length] for length in range(len(path)))
+        # Whether its elements are joined with others by their numbers.
+        self._is_paired = is_paired
         # The number of the next split, and the number of its rows that were requested already.
         self.number = 0
         self.offset = 0

@@ -108,8 +108,6 @@ class StreamRuntime:
         self.split_bytes = min(in_bytes("split-bytes"), memory_bytes // _SPLITS_OF_MEMORY)
         halves = (budget_bytes or shared) // 2, None if caller.home is None else shared // 2
         self.reads = Windows("reads", *halves)
-        # The paths of operations that join elements of several inputs by their numbers, added when they are opened.
-        self.pairing: set[Path] = set()
         self.bundles = Windows("bundles", *halves)
         # The largest block or bundle of more than one element.
         self.most_bytes = halves[0] // 4
