@@ -16,7 +16,7 @@ from distributed.comm import Comm, connect
 from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.live_workers import LOGGED_AFTER_S, STILL_WAITED_FOR
-from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed
+from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.steps.calls import RunningOnReplica
@@ -44,8 +44,6 @@ class StepStream:
         Called in the event loop when the connection breaks, with the reason.
     is_relayed
         Whether the connection is to the scheduler.
-    is_framed
-        Whether batches are written straight to the stream of the comm.
     """
 
     def __init__(
@@ -56,12 +54,10 @@ class StepStream:
         broken: Callable[[StepStream, str], None],
         *,
         is_relayed: bool,
-        is_framed: bool,
     ) -> None:
         self.address = address
         self.is_relayed = is_relayed
-        self.outbox = Outbox(comm, is_framed=is_framed)
-        self._reader = BatchReader(comm, is_framed=is_framed)
+        self.outbox = Outbox(comm)
         self._comm = comm
         self._receive = receive
         self._broken = broken
@@ -100,14 +96,13 @@ class StepStream:
         """Connect to a worker, and send it the replicas."""
         comm, is_relayed = await connect_to_worker(address, client)
         try:
-            opening = {"group": pickle.dumps(group), "is_framed": not is_relayed and can_be_framed(comm)}
-            await comm.write({"op": OPERATION, "reply": False, **opening})
+            await comm.write({"op": OPERATION, "reply": False, "group": pickle.dumps(group)})
             # After this message, the worker accepts results of other workers.
-            is_framed: bool = await comm.read()
+            await comm.read()
         except BaseException:
             comm.abort()
             raise
-        return cls(address, comm, receive, broken, is_relayed=is_relayed, is_framed=is_framed)
+        return cls(address, comm, receive, broken, is_relayed=is_relayed)
 
     def append(self, *message: Any, num_bytes: int = 0) -> None:
         """Add a message, and the size of what is large in it; it is sent after the next flush of the outbox."""
@@ -123,7 +118,6 @@ class StepStream:
             self._why = f"{type(error).__name__}: {error}"
         finally:
             self.is_open = False
-            self.outbox.close()
             for task in (writer, reader):
                 task.cancel()
             self._comm.abort()
@@ -131,7 +125,7 @@ class StepStream:
 
     async def _read(self) -> None:
         while True:
-            messages = await self._reader.read()
+            messages = unpack_messages(await self._comm.read())
             self._is_asked = False
             if self._is_silent:
                 self._is_silent = False

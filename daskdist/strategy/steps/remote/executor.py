@@ -6,11 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Final
-
-# The number of calls without a wait after which results for other workers are sent together, and the most that are.
-_NUM_WITHOUT_WAITS: Final = 4
-_MOST_HELD: Final = 8
 
 
 class Executor:
@@ -28,23 +23,8 @@ class Executor:
         self._prepare = prepare
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_closed = False
-        # The calls since one had to wait for a result, and the results for other workers that are not sent yet.
-        self.num_without_waits = self.num_held = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-
-    @property
-    def thread(self) -> int:
-        """Return the identity of the thread."""
-        return self._thread.ident or 0
-
-    def can_hold(self) -> bool:
-        """Return whether a result for another worker can wait for later ones, as further calls follow at once."""
-        self.num_held += 1
-        if self.num_held < _MOST_HELD and self.num_without_waits >= _NUM_WITHOUT_WAITS and self.has_more:
-            return True
-        self.num_held = 0
-        return False
 
     @property
     def has_more(self) -> bool:

@@ -16,11 +16,11 @@ from distributed.comm import Comm, CommClosedError, connect
 from distributed.core import Status
 
 from daskdist.config import seconds
-from daskdist.execute.messages.outbox import BatchReader, Outbox, can_be_framed, flush, pack_messages
-from daskdist.strategy.steps.remote.inbound import ACKNOWLEDGED_WITHIN_S, Inbound, can_be_read_by_threads
-from daskdist.strategy.steps.remote.promises import Promise
+from daskdist.execute.messages.outbox import Outbox, pack_messages, unpack_messages
 
 _OPERATION: Final = "daskdist_results"
+# Seconds after which received messages are acknowledged.
+_ACKNOWLEDGED_WITHIN_S: Final = 0.05
 # Seconds before the next attempt after a connection on which nothing was acknowledged; doubled each time.
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
@@ -43,11 +43,8 @@ class _Link:
         self._is_over = False
         self._lock = threading.Lock()
 
-    def send(self, message: Any, failed: Callable[[str], None], *, is_urgent: bool) -> bool:
-        """Keep a message, and send it if there is a connection, in any thread; return False if the link is over.
-
-        A message that is not urgent is sent with the next urgent one, or by `flush`.
-        """
+    def send(self, message: Any, failed: Callable[[str], None]) -> bool:
+        """Keep a message, and send it if there is a connection, in any thread; return False if the link is over."""
         with self._lock:
             if self._is_over:
                 return False
@@ -57,15 +54,9 @@ class _Link:
             outbox = self._outbox
             if outbox is not None:
                 outbox.put(numbered)
-        if is_urgent and outbox is not None:
+        if outbox is not None:
             outbox.flush()
         return True
-
-    def flush(self) -> None:
-        """Send the messages that wait, in any thread."""
-        outbox = self._outbox
-        if outbox is not None and not outbox.is_empty:
-            outbox.flush()
 
     def end_if_unused(self) -> bool:
         """End the link unless messages are kept; return whether it is over."""
@@ -80,9 +71,9 @@ class _Link:
         for _, failed in self.kept:
             failed(why)
 
-    async def write_all(self, comm: Comm, *, is_framed: bool) -> None:
+    async def write_all(self, comm: Comm) -> None:
         """Send all kept and all later messages while the comm is open."""
-        outbox = Outbox(comm, is_framed=is_framed)
+        outbox = Outbox(comm)
         with self._lock:
             for numbered, _ in self.kept:
                 outbox.append(numbered)
@@ -92,11 +83,10 @@ class _Link:
         finally:
             self._outbox = None
 
-    async def read_all(self, comm: Comm, *, is_framed: bool) -> None:
+    async def read_all(self, comm: Comm) -> None:
         """Drop messages as they are acknowledged, while the comm is open."""
-        reader = BatchReader(comm, is_framed=is_framed)
         while True:
-            self.acknowledge(max(await reader.read()))
+            self.acknowledge(max(unpack_messages(await comm.read())))
 
     def acknowledge(self, number: int) -> None:
         """Drop the messages up to an acknowledged number."""
@@ -129,25 +119,12 @@ class Peers:
         self._tasks: set[asyncio.Task[None]] = set()
         # Name of a sender's link -> the number of the last message that arrived.
         self._last: OrderedDict[str, int] = OrderedDict()
-        self._inbound = Inbound(self._take)
         worker.handlers[_OPERATION] = self._serve
 
-    def wait_for(self, promise: Promise) -> None:
-        """Wait for a result in a thread that is not the event loop's, and receive messages in it meanwhile."""
-        self._inbound.wait_for(promise)
-
-    @property
-    def receiving_thread(self) -> int:
-        """Return the identity of the thread that receives messages; 0 if none does."""
-        return self._inbound.reading_thread
-
-    def send(self, address: str, message: Any, failed: Callable[[str], None], *, is_urgent: bool = True) -> None:
-        """Send a message, in any thread; if that fails, ``failed`` is called with the reason.
-
-        A message that is not urgent is sent with the next urgent one, or by `flush`.
-        """
+    def send(self, address: str, message: Any, failed: Callable[[str], None]) -> None:
+        """Send a message, in any thread; if that fails, ``failed`` is called with the reason."""
         link = self._links.get(address)
-        if link is not None and link.send(message, failed, is_urgent=is_urgent):
+        if link is not None and link.send(message, failed):
             return
         if threading.get_ident() != self._loop_thread:
             # The worker may be closing.
@@ -155,15 +132,10 @@ class Peers:
                 self._loop.call_soon_threadsafe(self.send, address, message, failed)
             return
         link = self._links[address] = _Link()
-        link.send(message, failed, is_urgent=True)
+        link.send(message, failed)
         task = asyncio.ensure_future(self._send_all(address, link))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def flush(self) -> None:
-        """Send the messages that wait, in any thread."""
-        for link in list(self._links.values()):
-            link.flush()
 
     async def _send_all(self, address: str, link: _Link) -> None:
         why, pause_s, clock = "it was closed", _FIRST_PAUSE_S, asyncio.get_running_loop().time
@@ -193,15 +165,10 @@ class Peers:
         comm = await connect(address, **self._worker.connection_args)
         ends: list[asyncio.Task[None]] = []
         try:
-            opening = {"link": link.name, "is_framed": can_be_framed(comm)}
-            await comm.write({"op": _OPERATION, "reply": False, **opening})
+            await comm.write({"op": _OPERATION, "reply": False, "link": link.name})
             # A worker that was started at the address of a lost one answers once it takes part.
-            number, is_framed = await asyncio.wait_for(comm.read(), _ANSWERS_WITHIN_S)
-            link.acknowledge(number)
-            ends += map(
-                asyncio.ensure_future,
-                (link.write_all(comm, is_framed=is_framed), link.read_all(comm, is_framed=is_framed)),
-            )
+            link.acknowledge(await asyncio.wait_for(comm.read(), _ANSWERS_WITHIN_S))
+            ends += map(asyncio.ensure_future, (link.write_all(comm), link.read_all(comm)))
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             next(iter(done)).result()
         finally:
@@ -210,13 +177,11 @@ class Peers:
             comm.abort()
             await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _serve(self, comm: Comm, link: str, is_framed: bool) -> Any:
-        is_framed = is_framed and can_be_read_by_threads(comm)
+    async def _serve(self, comm: Comm, link: str) -> Any:
         with contextlib.suppress(OSError):
             # Acknowledge the messages that earlier connections brought.
-            await comm.write((self._last.get(link, 0), is_framed))
-            await flush(comm)
-            await (self._inbound.read_all(comm, link) if is_framed else self._read_all(comm, link))
+            await comm.write(self._last.get(link, 0))
+            await self._read_all(comm, link)
         comm.abort()
         return Status.dont_reply
 
@@ -225,10 +190,9 @@ class Peers:
         acknowledging = asyncio.ensure_future(self._acknowledge(comm, link, has_arrived))
         # Reading raises the same error.
         acknowledging.add_done_callback(lambda task: task.cancelled() or task.exception())
-        reader = BatchReader(comm, is_framed=False)
         try:
             while True:
-                for number, message in await reader.read():
+                for number, message in unpack_messages(await comm.read()):
                     self._take(link, number, message)
                 has_arrived.set()
         finally:
@@ -238,7 +202,7 @@ class Peers:
         while True:
             await has_arrived.wait()
             # Acknowledge messages that arrive soon together.
-            await asyncio.sleep(ACKNOWLEDGED_WITHIN_S)
+            await asyncio.sleep(_ACKNOWLEDGED_WITHIN_S)
             has_arrived.clear()
             await comm.write(pack_messages([self._last[link]]))
 

@@ -21,7 +21,7 @@ from daskdist.config import sent
 from daskdist.core.block import Batches
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure, release_frames
-from daskdist.execute.messages.outbox import BatchReader, Outbox
+from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import ReplicaGroup
@@ -39,7 +39,7 @@ from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, lanes
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.peers import Peers
-from daskdist.strategy.steps.remote.promises import UNSET, Promise, SentValue
+from daskdist.strategy.steps.remote.promises import Promise, SentValue
 from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_replica
 from daskdist.strategy.steps.remote.waiting_call import WaitingCall
 from daskdist.strategy.values.device_arrays import host_array
@@ -67,8 +67,6 @@ class StepsOnWorker:
         The replicas of the strategy.
     comm
         The stream.
-    is_framed
-        Whether batches are written straight to the stream of the comm.
     peers, keys
         The connections that bring results of other workers, and the table of data.
     cross_replica
@@ -80,7 +78,6 @@ class StepsOnWorker:
         mailbox: Mailbox,
         group: ReplicaGroup,
         comm: Comm,
-        is_framed: bool,
         peers: Peers,
         keys: DataKeys,
         cross_replica: CrossReplica,
@@ -94,8 +91,7 @@ class StepsOnWorker:
         self._cross_replica = cross_replica
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._outbox = Outbox(comm, is_framed=is_framed)
-        self._reader = BatchReader(comm, is_framed=is_framed)
+        self._outbox = Outbox(comm)
         # The time of the next `_flush`.
         self._flush_at = math.inf
         # Functions to call in the event loop, which is woken once for several of them.
@@ -110,14 +106,11 @@ class StepsOnWorker:
         # Key -> batches in the worker's memory, since many steps use the same ones and looking them up takes long.
         self.batches: WeakValueDictionary[Any, Batches] = WeakValueDictionary()
         self._num_received = 0
-        # Held while a message is handled, and while the promise for another worker's result is looked up.
-        self._receiving = threading.Lock()
+        # Held while the promises of task data are looked up.
         self._lock = threading.Lock()
         # The executors in the order of this worker's replicas, which does not change when others are lost.
         self._executors: list[Executor] = []
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
-        # The identity of a replica's thread -> its executor.
-        self._executor_of: dict[int, Executor] = {}
         # (call, replica) -> the name of the running call, its start, and its end.
         self._running: dict[tuple[int, int], tuple[str, float, CallEnd]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
@@ -149,13 +142,11 @@ class StepsOnWorker:
         try:
             with contextlib.suppress(OSError):
                 while True:
-                    for kind, *rest in await self._reader.read():
-                        with self._receiving:
-                            self._num_received += 1
-                            self._handlers[kind](*rest)
+                    for kind, *rest in unpack_messages(await self._comm.read()):
+                        self._num_received += 1
+                        self._handlers[kind](*rest)
         finally:
             writer.cancel()
-            self._outbox.close()
 
     def _enter(self) -> None:
         # Let `distributed.get_worker` and `get_client` find the worker, as in a task.
@@ -166,10 +157,8 @@ class StepsOnWorker:
         # Other workers learn of the end from the program, and not from this worker.
         self._is_closed = True
         why = f"{self.worker.address}: the program that made this call is gone, or has closed the strategy"
-        with self._receiving:
-            # The thread that receives results of other workers adds promises.
-            unfinished = [promise for promises in self._promises.values() for promise in promises.values()]
-            self._promises.clear()
+        unfinished = [promise for promises in self._promises.values() for promise in promises.values()]
+        self._promises.clear()
         with self._lock:
             awaited = list(self._awaited.values())
         for end in [*(end for _, _, end in list(self._running.values())), *(promise.end for promise in unfinished)]:
@@ -190,7 +179,6 @@ class StepsOnWorker:
         while len(self._executors) < len(members):
             executor = Executor(f"daskdist replica {members[len(self._executors)]}", self._enter)
             self._executors.append(executor)
-            self._executor_of[executor.thread] = executor
         self._mailbox.register(group, lambda token: VariableStore(token, group.lost_with))
         self._slots = {
             number: (
@@ -252,10 +240,9 @@ class StepsOnWorker:
 
     def make_soon(self, call: WaitingCall) -> None:
         """Make a call whose inputs have arrived."""
-        # A thread that receives results must not be busy for long, as it receives those of other calls, too.
-        is_busy = threading.get_ident() in (self._loop_thread, self._peers.receiving_thread)
+        # The event loop must not be busy for long, as it receives the results of other calls, too.
         make = partial(self._make_call, call)
-        if not is_busy or is_quick(call.inputs):
+        if threading.get_ident() != self._loop_thread or is_quick(call.inputs):
             run_ready(make)
         else:
             self._combiner.put(make)
@@ -272,11 +259,7 @@ class StepsOnWorker:
             return
         message = (self._token, number, replica, seq, *outcome_to_send(promise.value, math.inf))
         failed = partial(StepsOnWorker._report_unsent, self, number, replica, target)
-        executor = self._executor_of.get(threading.get_ident())
-        is_urgent = executor is None or not executor.can_hold()
-        self._peers.send(target, message, failed, is_urgent=is_urgent)
-        if not is_urgent:
-            self._flush_within(_SOON_S)
+        self._peers.send(target, message, failed)
 
     def _report_unsent(self, number: int, replica: int, target: str, why: str) -> None:
         self._send(("unsent", number, replica, target, why))
@@ -384,13 +367,12 @@ class StepsOnWorker:
         structure, payload
             The result, as it travels.
         """
-        with self._receiving:
-            promise: Promise | None = self._promises.get(number, {}).get(replica)
-            if promise is None:
-                if seq <= self._num_received:
-                    # The result was dropped meanwhile.
-                    return
-                promise = self._new_promise(number, replica)
+        promise: Promise | None = self._promises.get(number, {}).get(replica)
+        if promise is None:
+            if seq <= self._num_received:
+                # The result was dropped meanwhile.
+                return
+            promise = self._new_promise(number, replica)
         try:
             value = payload if type(payload) is Failed else received_outcome(structure, payload)
         except BaseException as error:
@@ -464,16 +446,9 @@ class StepsOnWorker:
         end: CallEnd,
     ) -> None:
         outcome: Any
-        executor.num_without_waits += 1
         values = inputs
         if not _INPUTS.isdisjoint(map(type, inputs)):
             slot.times.wait()
-            for call_input in inputs:
-                if type(call_input) is Promise and call_input.value is UNSET:
-                    if executor.num_held:
-                        self._peers.flush()
-                    executor.num_without_waits = executor.num_held = 0
-                    self._peers.wait_for(call_input)
             values = [call_input.get() if type(call_input) in _INPUTS else call_input for call_input in inputs]
         if Failed in map(type, values):
             outcome = next(value for value in values if type(value) is Failed)
@@ -570,7 +545,6 @@ class StepsOnWorker:
 
     def _flush(self) -> None:
         self._flush_at = math.inf
-        self._peers.flush()
         if not self._outbox.is_empty:
             # Further messages are likely, so check again.
             self._flush_within(_LATER_S)

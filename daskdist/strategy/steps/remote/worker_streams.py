@@ -15,7 +15,6 @@ from distributed.core import Status
 
 from daskdist.config import seconds
 from daskdist.dashboard.figures import TIMES_METRIC
-from daskdist.execute.messages.outbox import can_be_framed
 from daskdist.execute.task_times import task_times
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.group import ReplicaGroup
@@ -59,14 +58,13 @@ class StreamsOfWorker:
         worker.metrics["daskdist_running"] = self._running
         worker.metrics[TIMES_METRIC] = self._replica_times
 
-    async def _serve(self, comm: Comm, group: bytes, is_framed: bool) -> Any:
+    async def _serve(self, comm: Comm, group: bytes) -> Any:
         known: ReplicaGroup = pickle.loads(group)
-        is_framed = is_framed and can_be_framed(comm)
         steps = self.by_token[known.token] = StepsOnWorker(
-            self._mailbox, known, comm, is_framed, self._peers, self._keys, self._cross_replica
+            self._mailbox, known, comm, self._peers, self._keys, self._cross_replica
         )
         try:
-            await comm.write(is_framed)
+            await comm.write("OK")
             await steps.serve()
         finally:
             steps.close()
