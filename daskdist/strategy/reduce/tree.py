@@ -417,11 +417,6 @@ class Prepared:
         """Return the value computed from results."""
         raise NotImplementedError
 
-    @property
-    def is_same_everywhere(self) -> bool:
-        """Return whether all workers compute the same result to the last bit."""
-        return False
-
     def is_quick(self, results: Sequence[Any]) -> bool:
         """Return whether a call with these results takes only microseconds and runs no code of the user."""
         return False
@@ -441,11 +436,6 @@ class FoldPartials(Prepared):
 
     def __call__(self, results: Sequence[Any]) -> Any:
         return self.fold.partials(results)
-
-    @property
-    def is_same_everywhere(self) -> bool:
-        """Return whether the reduction is a named one, as values of several workers are combined on the host."""
-        return isinstance(self.fold.op, ReduceOp) and self.fold.is_final
 
     def is_quick(self, results: Sequence[Any]) -> bool:
         """Return whether all partial results are small NumPy values."""

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from distributed import Future
 
+from daskdist.errors import ClusterError
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.outcomes import Failed
 
@@ -53,8 +54,6 @@ class Record:
         The name of the call.
     is_step
         Whether it is a call of `run`.
-    kind
-        Equal for calls of the same operation on other values, whose results any worker could compute; None for others.
     function
         The number of the function that each replica calls; None for other calls.
     takes_results
@@ -66,10 +65,7 @@ class Record:
         "function",
         "has_failed",
         "is_dropped",
-        "is_replicated",
-        "is_shared",
         "is_step",
-        "kind",
         "losses",
         "lost",
         "name",
@@ -91,7 +87,6 @@ class Record:
         name: str,
         *,
         is_step: bool = False,
-        kind: Any = None,
         function: int | None = None,
         takes_results: bool = False,
     ) -> None:
@@ -100,13 +95,8 @@ class Record:
         self.needs = needs
         self.name = name
         self.is_step = is_step
-        self.kind = kind
         self.function = function
         self.takes_results = takes_results
-        # Whether each worker computes the same result itself.
-        self.is_replicated = kind is not None and len(workers) > 1
-        # Whether a worker other than the first needed a result that is the same for all.
-        self.is_shared = False
         # The structure number and outcome of each result; None until the call has finished. The list becomes a tuple in
         # the end, as the garbage collector does not examine tuples of plain values.
         self.outcomes: Any = [None] * len(workers)
@@ -208,6 +198,23 @@ class Result:
     def is_over(self) -> bool:
         """Return whether the result is known."""
         return self.call.record.outcomes[self.place] is not None
+
+
+def checked(result: Result) -> Result:
+    """Return a result, unless its call was made again for fewer replicas, without this one.
+
+    Raises
+    ------
+    ClusterError
+        The call was made again without the replica.
+    """
+    record = result.call.record
+    if result.place >= len(record.workers):
+        raise ClusterError(
+            f"{record.name} was made again for {len(record.workers)} replicas, and has no value of replica "
+            f"{result.place}; look at the PerReplica instead"
+        )
+    return result
 
 
 @lru_cache

@@ -30,7 +30,7 @@ from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.steps.calls import Call, Result, alone, workers_in
+from daskdist.strategy.steps.calls import Call, Result, alone, checked, workers_in
 from daskdist.strategy.steps.captures import current_capture
 from daskdist.strategy.steps.outcomes import (
     Failed,
@@ -49,12 +49,9 @@ from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.program_report import ProgramReport
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install, result_in_memory
-from daskdist.strategy.steps.replicated_kinds import checked, reachable
 from daskdist.strategy.steps.sending.call_arguments import (
     COLUMNS,
-    PreparedCalls,
     ReplicaCall,
-    alike_arguments,
     as_now,
     is_plan,
     name_of_call,
@@ -111,7 +108,6 @@ class ClusterBackend:
         self._log = CallLog()
         self.streams = StreamSet(client, live_workers, weakref.ref(self._log))
         self.objects = SentObjects(self.streams.dropped_objects)
-        self._prepared_calls = PreparedCalls(self.streams.dropped_objects)
         self._submit = submit
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
         self._token = ""
@@ -189,10 +185,7 @@ class ClusterBackend:
     def _send(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
         streams, function, name = self.streams, replica_call.function, replica_call.name
         workers: Any = group.worker_of
-        picks, columns, place = alike_arguments(replica_call.leaves)
-        prepared = self._prepared_calls(replica_call, picks, len(columns))
-        if prepared is None:
-            columns, args = wired_arguments(replica_call.leaves, len(workers))
+        columns, args = wired_arguments(replica_call.leaves, len(workers))
         columns = [self._own_column(column, len(workers)) for column in columns]
         has_objects = bool(objects_in(columns, range(len(workers))))
         if replica_call.is_step:
@@ -215,14 +208,9 @@ class ClusterBackend:
                     objects = objects_in(columns, members) if has_objects else ()
                     # Send the needed objects before making references: a reference may send another worker the number
                     # of this stream's next message, which has to be that of the call.
-                    if prepared is None:
-                        stream = streams.stream_with(worker, (function, *objects))
-                        lanes = [(k, streams.references(worker, columns, k), args[k]) for k in members]
-                        stream.append("run", *function_fields, lanes, *settings)
-                    else:
-                        stream = streams.stream_with(worker, (function, prepared, *objects))
-                        operands = [part for k in members for part in (k, *streams.references(worker, columns, k))]
-                        stream.append("run-alike", call.record.number, prepared.number, settings[-1], place, operands)
+                    stream = streams.stream_with(worker, (function, *objects))
+                    lanes = [(k, streams.references(worker, columns, k), args[k]) for k in members]
+                    stream.append("run", *function_fields, lanes, *settings)
                     stream.num_steps += replica_call.is_step
             except BaseException:
                 # Some workers have received a part of the call.
@@ -243,28 +231,25 @@ class ClusterBackend:
         streams = self.streams
         if type(handles) is not Call or handles.streams is not streams.identity:
             handles = list(map(self._own, handles))
-        prepared = pickled = kind = None
+        prepared = pickled = None
         if not args and isinstance(function, Prepared):
             prepared = self._prepared_object(function)
-            kind = function if function.is_same_everywhere else None
         else:
             pickled = pickled_value((function, args), lambda: f"{name}: a value")
         with streams.lock:
             if worker is None or not streams.is_open(worker):
                 known = (*workers_in(handles), *self.live_workers.present)
                 worker = next(filter(streams.is_open, known), self.live_workers.present[0])
-            workers = self._workers_of(kind, worker, handles)
             streams.check_open((worker,))
             columns = (handles,) if type(handles) is Call else handles
             streams.check_there(columns)
             try:
-                call = streams.new_call(workers, handles, name, kind=kind)
-                for place, worker in enumerate(workers):
-                    objects = [handle for handle in columns if type(handle) is SentObject]
-                    stream = streams.stream_with(worker, objects if prepared is None else (prepared, *objects))
-                    reference = ("p", pickled) if prepared is None else ("o", prepared.number)
-                    fields = call.record.number, place, len(workers) > 1
-                    stream.append("call", *fields, reference, to_send(), name, *streams.references(worker, columns))
+                call = streams.new_call(alone(worker), handles, name)
+                objects = [handle for handle in columns if type(handle) is SentObject]
+                stream = streams.stream_with(worker, objects if prepared is None else (prepared, *objects))
+                reference = ("p", pickled) if prepared is None else ("o", prepared.number)
+                references = streams.references(worker, columns)
+                stream.append("call", call.record.number, reference, to_send(), name, *references)
                 if type(handles) is list and handles and all(isinstance(handle, Future) for handle in handles):
                     # Dask recomputes lost data.
                     call.record.again = partial(self.call, function, handles, *args, name=name)
@@ -274,15 +259,6 @@ class ClusterBackend:
                 raise
         self._sent(is_step=False)
         return Result(call, 0)
-
-    def _workers_of(self, kind: Any, worker: str, handles: Sequence[Handle]) -> tuple[str, ...]:
-        # Return the workers that make a call: one, or all if each has a part of its inputs.
-        num_workers = len(self.live_workers.present)
-        if kind is not None and self.streams.replicated.has(kind, num_workers):
-            workers = tuple({worker: None} | dict.fromkeys(workers_in(handles)))
-            if len(workers) == num_workers and all(map(self.streams.is_open, workers)):
-                return workers
-        return alone(worker)
 
     def _prepared_object(self, function: Any) -> SentObject:
         sent_object = self._prepared.get(function)
@@ -455,7 +431,7 @@ class ClusterBackend:
 
     def _as_result(self, handle: Handle) -> Result:
         if type(handle) is Result and handle.call.streams is self.streams.identity:
-            return reachable(checked(handle), self.streams.is_there)
+            return checked(handle)
         return self.call(itemgetter(0), [handle], name="look")
 
     def _note_wait(self, handles: Sequence[Result], reason: str) -> None:

@@ -28,7 +28,6 @@ from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, note_lost
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.steps.recovery.call_log import CallLog
-from daskdist.strategy.steps.replicated_kinds import ReplicatedKinds
 from daskdist.strategy.steps.sending.call_arguments import last_reference
 from daskdist.strategy.steps.sending.sent_objects import SentObject
 from daskdist.strategy.steps.stream import StepStream, close_all, close_all_soon
@@ -80,7 +79,6 @@ class StreamSet:
         # Request number -> an empty list, to which the fetched value is added.
         self._fetched: dict[int, list[Any]] = {}
         self.failures = UnobservedFailures()
-        self.replicated = ReplicatedKinds()
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
         self._is_flush_due = self._is_flush_planned = self._is_closed = self.has_broken = False
@@ -227,10 +225,6 @@ class StreamSet:
 
     def _result_reference(self, address: str, record: Record, place: int) -> tuple[Any, ...]:
         workers = record.workers
-        if address != workers[place]:
-            self.replicated.note_shared(record)
-            if record.is_replicated and address in workers:
-                place = workers.index(address)
         origin, target = workers[place], self._streams[address]
         if origin == address and target.opened_after < record.number:
             return "r", record.number, place, None
@@ -315,7 +309,6 @@ class StreamSet:
                 record = self._dropped.popleft()
                 record.is_dropped = True
                 self.failures.drop(record)
-                self.replicated.note_dropped(record)
                 for address in record.holders:
                     numbers.setdefault(address, []).append(record.number)
             objects = [self.dropped_objects.popleft() for _ in range(len(self.dropped_objects))]

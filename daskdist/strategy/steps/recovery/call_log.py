@@ -181,8 +181,6 @@ def _is_lost(record: Record) -> bool:
 
 def _is_gone(record: Record, is_there: Callable[[str, int], bool]) -> bool:
     # Return whether a result is on lost workers only.
-    if record.is_replicated and any(is_there(worker, record.number) for worker in record.workers):
-        return False
     return any(
         outcome is not None and type(outcome[1]) is StaysOnWorker and not is_there(worker, record.number)
         for worker, outcome in zip(record.workers, record.outcomes, strict=True)

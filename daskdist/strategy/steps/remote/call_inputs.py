@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 from distributed import Worker
 
 from daskdist.core.block import Batches
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.promises import Promise, SentValue
-from daskdist.strategy.values.extract import Extract, pick_from_rows
-from daskdist.strategy.values.placeholders import Placeholder, numbered_placeholders
 
 _PROMISES: Final = frozenset({Promise})
-# Many steps refer to the same parts of results.
-_loaded_picks: Final = lru_cache(maxsize=1024)(load_sent)
-
-
-def lanes_of(
-    operands: Sequence[Any], num_columns: int, place: int | tuple[int, ...], picks: bytes
-) -> list[tuple[int, list[Any], tuple[Any, bytes]]]:
-    """Return the number, references and arguments of each replica, from a flat list of numbers and references."""
-    lanes = []
-    for start in range(0, len(operands), 1 + num_columns):
-        replica, *references = operands[start : start + 1 + num_columns]
-        lanes.append((replica, references, (place if isinstance(place, int) else place[replica], picks)))
-    return lanes
-
-
-def picks_at(place: int, picks: bytes) -> tuple[list[tuple[int, Extract]], list[Placeholder]]:
-    """Return the extractions of a call's arguments, those of batches at a place, and the placeholders for them."""
-    loaded = _loaded_picks(picks)
-    at_place = [(number, pick_from_rows(place, *rest) if len(rest) > 1 else rest[0]) for number, *rest in loaded]
-    return at_place, numbered_placeholders(len(loaded))
 
 
 class TaskData:

@@ -33,10 +33,8 @@ class WaitingCall:
     maker
         Makes the call once all inputs have arrived. If an input failed, the call is not made, without waiting for the
         others, which may never arrive.
-    number, place
-        The number of the call, and the place of this worker among those that make it.
-    is_replicated
-        Whether other workers make it, too.
+    number
+        The number of the call.
     promise
         The promise that gets the result.
     inputs
@@ -53,10 +51,8 @@ class WaitingCall:
         "_maker",
         "_num_left",
         "inputs",
-        "is_replicated",
         "name",
         "number",
-        "place",
         "promise",
         "settings",
     )
@@ -65,8 +61,6 @@ class WaitingCall:
         self,
         maker: Maker,
         number: int,
-        place: int,
-        is_replicated: bool,
         promise: Promise,
         inputs: Sequence[Any],
         settings: Any,
@@ -74,8 +68,6 @@ class WaitingCall:
     ) -> None:
         self._maker = maker
         self.number = number
-        self.place = place
-        self.is_replicated = is_replicated
         self.promise = promise
         self.inputs = inputs
         self.settings = settings

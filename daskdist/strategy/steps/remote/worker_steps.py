@@ -35,7 +35,7 @@ from daskdist.strategy.steps.outcomes import (
     outcome_to_send,
     received_outcome,
 )
-from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick, lanes_of, picks_at
+from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.peers import Peers
@@ -45,9 +45,7 @@ from daskdist.strategy.steps.remote.waiting_call import WaitingCall
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.variables.store import VariableStore
 
-# Messages that are not urgent are sent with later ones, or after these seconds: the first if another worker or the
-# program may wait for them, the second if further calls wait here.
-_SOON_S: Final = 0.002
+# Messages that are not urgent are sent with later ones, or after these seconds.
 _LATER_S: Final = 0.008
 # An input of a call of one of these types holds the value; an input of another type is the value.
 _INPUTS: Final = frozenset({Promise, SentValue, TaskData})
@@ -99,7 +97,7 @@ class StepsOnWorker:
         self._is_woken = self._is_closed = False
         # The states that were handed over last.
         self._handed_over: dict[int, dict[int, Any]] = {}
-        # Call number -> replica, or place among the workers that make the call -> promise.
+        # Call number -> replica, or 0 for a call of one worker -> promise.
         self._promises: dict[int, dict[int, Promise]] = {}
         self._objects: dict[int, SentValue] = {}
         self._awaited: dict[Any, Promise] = {}
@@ -116,7 +114,6 @@ class StepsOnWorker:
         self._combiner = Executor("daskdist combine", self._enter)
         self._handlers: dict[str, Callable[..., Any]] = {
             "run": self._run,
-            "run-alike": self._run_alike,
             "call": self._call,
             "object": self._object,
             "push": self._push,
@@ -217,26 +214,17 @@ class StepsOnWorker:
             about = structure, lane_args, undo_from, settings, name, end
             executor.put(partial(StepsOnWorker._make_run, self, slot, executor, number, promise, inputs, *about))
 
-    def _run_alike(
-        self, number: int, prepared: int, undo_from: int | None, place: Any, operands: Sequence[Any]
-    ) -> None:
-        function, structure, settings, name, num_columns, picks = self._objects[prepared].get()
-        lanes = lanes_of(operands, num_columns, place, picks)
-        self._run(number, function, structure, lanes, settings, name, undo_from)
-
     def _call(
         self,
         number: int,
-        place: int,
-        is_replicated: bool,
         function: Any,
         settings: Any,
         name: str,
         *references: Any,
     ) -> None:
-        promise = self._new_promise(number, place)
+        promise = self._new_promise(number, 0)
         inputs = [self._input(function), *map(self._input, references)]
-        WaitingCall(self, number, place, is_replicated, promise, inputs, settings, name).begin()
+        WaitingCall(self, number, promise, inputs, settings, name).begin()
 
     def make_soon(self, call: WaitingCall) -> None:
         """Make a call whose inputs have arrived."""
@@ -466,8 +454,6 @@ class StepsOnWorker:
                     undo_log.begin(number, undo_from)
                 treespec, _ = loaded_structure(structure)
                 picks, leaves = load_sent(template) if type(template) is bytes else template
-                if type(picks) is int:
-                    picks, leaves = picks_at(picks, leaves)
                 filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
                 # Entering a context that changes nothing takes a while, too.
                 if settings is None:
@@ -519,10 +505,8 @@ class StepsOnWorker:
         """Set the result of a call, and send it to the program."""
         is_awaited = call.promise.is_awaited
         call.promise.set(outcome)
-        # If all workers have the same result, the first one sends it.
-        is_urgent = not call.place and not is_awaited and not any(executor.has_more for executor in self._executors)
-        most_bytes = SMALL_AWAITED_BYTES if call.is_replicated and (call.place or is_awaited) else SMALL_BYTES
-        self._send_outcome(call.number, call.place, outcome, most_bytes, is_urgent=is_urgent)
+        is_urgent = not is_awaited and not any(executor.has_more for executor in self._executors)
+        self._send_outcome(call.number, 0, outcome, SMALL_BYTES, is_urgent=is_urgent)
 
     def _send_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int, *, is_urgent: bool) -> None:
         is_wanted = number in self._promises or type(outcome) is Failed
@@ -534,8 +518,7 @@ class StepsOnWorker:
         if is_urgent:
             self._outbox.flush()
         else:
-            has_more = any(executor.has_more for executor in self._executors)
-            self._flush_within(_LATER_S if has_more else _SOON_S)
+            self._flush_within(_LATER_S)
 
     def _flush_within(self, within_s: float) -> None:
         flush_at = time.monotonic() + within_s

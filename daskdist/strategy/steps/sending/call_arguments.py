@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,8 +20,7 @@ from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.steps.calls import LOOP_PREFIX, Call, Record
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.steps.sending.sent_objects import SentObject
-from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.extract import ExtractAll, ExtractFromResult, ExtractFromRows, PerReplicaRef, Remote
+from daskdist.strategy.values.extract import ExtractAll, ExtractFromRows, PerReplicaRef
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.placeholders import Placeholder, Placeholders, numbered_placeholders
 
@@ -99,84 +97,6 @@ def needed(columns: Sequence[Any], kept: Sequence[Any]) -> Any:
     return columns[0] if len(columns) == 1 and not kept and type(columns[0]) in COLUMNS else (*columns, *kept)
 
 
-class PreparedCalls:
-    """The parts that calls of one function have in common, sent to workers once two calls in a row have them.
-
-    Parameters
-    ----------
-    dropped
-        A list to which the numbers of objects are added when their handles are gone.
-    """
-
-    def __init__(self, dropped: deque[int]) -> None:
-        self._dropped = dropped
-        # The number of a function -> the part of its last call that others may have, and that part as it is sent.
-        self._last: dict[int, tuple[Any, SentObject | None]] = {}
-
-    def __call__(self, call: ReplicaCall, picks: tuple[Any, ...] | None, num_columns: int) -> SentObject | None:
-        """Return the part that a call has in common with the last one of its function.
-
-        It is None if the call is sent as a whole.
-        """
-        if picks is None:
-            return None
-        function = call.function.number
-        common = function, call.structure, call.settings, call.name, num_columns, picks
-        last, prepared = self._last.get(function, (None, None))
-        if last == common and prepared is not None:
-            return prepared
-        if last == common:
-            pickled = pickled_value(picks, lambda: "run: an argument")
-            prepared = SentObject(cloudpickle.dumps((*common[:-1], pickled)), self._dropped)
-        else:
-            prepared = None
-        if len(self._last) >= _MOST_PREPARED:
-            self._last.pop(next(iter(self._last)), None)
-        self._last[function] = common, prepared
-        return prepared
-
-
-def alike_arguments(packed: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list[Any], int | tuple[int, ...]]:
-    """Return the arguments of a call in a form that differs between most steps in the handles and the place only.
-
-    Returns
-    -------
-    tuple
-        For each leaf the number of its column and its extraction, that of a leaf of a batch without the place; the
-        columns of handles; and the place of the batches, or that of each replica. None first where leaves are no parts
-        of results.
-    """
-    columns: list[Any] = []
-    picks: list[tuple[Any, ...]] = []
-    place: int | tuple[int, ...] = -1
-    handle: Any
-    pick: Any
-    for leaf in packed:
-        if type(leaf) is PerReplicaRef:
-            handle, pick = leaf.handles, leaf.picks
-        elif type(leaf) is AsyncValue and type(source := leaf.source) is Remote:
-            handle, pick = source.handle, source.pick
-        elif type(leaf) is SentObject:
-            handle, pick = leaf, _ALL
-        else:
-            return None, [], place
-        if handle not in columns:
-            columns.append(handle)
-        number = columns.index(handle)
-        first = pick[0] if type(pick) is tuple else pick
-        if type(first) is ExtractFromRows:
-            leaf_place = tuple([part.place for part in pick]) if type(pick) is tuple else pick.place
-            if place not in (-1, leaf_place):
-                return None, [], place
-            place = leaf_place
-            picks.append((number, first.leaf, first.is_writable))
-        elif type(pick) is ExtractFromResult or type(pick) is ExtractAll:
-            picks.append((number, pick))
-        else:
-            return None, [], place
-    return tuple(picks), columns, place
-
-
 def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
     """Return the columns of handles that a call needs, and the arguments of each replica (one object if equal)."""
     if PerReplica in map(type, packed):
@@ -229,14 +149,11 @@ def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
     return pickled_value((picks, leaves), lambda: "run: an argument")
 
 
-# The number of functions whose last calls are kept.
-_MOST_PREPARED: Final = 64
 # Types of arguments with a handle for each replica.
 COLUMNS: Final = frozenset({tuple, Call})
 _PLACEHOLDERS: Final = frozenset({Placeholder})
 # Types that extract parts of results and can always be pickled.
 _SIMPLE: Final = frozenset({ExtractFromRows, ExtractAll})
-_ALL: Final = ExtractAll()
 
 
 def _template_of(placeholders: Placeholders, leaf: Any) -> Any:
