@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from distributed.comm import Comm, connect, listen
 
-from daskdist.execute.messages.outbox import Outbox, unpack_messages
+from daskdist.execute.messages.outbox import BatchStream, Outbox
 
 WITHIN_S = 30
 
@@ -37,28 +37,28 @@ async def exchanged(protocol: str, exchange: Callable[[Comm, Comm], Awaitable[An
         listener.stop()
 
 
-async def received(comm: Any, num_messages: int) -> list[Any]:
+async def received(stream: BatchStream, num_messages: int) -> list[Any]:
     actual: list[Any] = []
     while len(actual) < num_messages:
-        actual += unpack_messages(await comm.read())
+        actual += await stream.read()
     return actual
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "inproc"])
-def test_messages_of_all_sizes_come_in_order(protocol):
+@pytest.mark.parametrize(("protocol", "is_direct"), [("tcp", True), ("tcp", False), ("inproc", True)])
+def test_messages_of_all_sizes_come_in_order(protocol, is_direct):
     sizes = [0, 1, 2**13, 2**16, 3, 2**20, 2**22 + 1, 5, 2**15]
     messages = [(number, np.arange(size, dtype=np.uint8), b"x" * size) for number, size in enumerate(sizes)]
 
     async def exchange(comm, there):
-        outbox = Outbox(comm)
+        outbox, reader = Outbox(BatchStream(comm, is_direct=is_direct)), BatchStream(there, is_direct=is_direct)
         writer = asyncio.ensure_future(outbox.write_all())
         actual = []
         for message in messages:
             outbox.append(message, message[1].nbytes)
             outbox.flush()
             if message[0] % 2:
-                actual += await received(there, message[0] + 1 - len(actual))
-        actual += await received(there, len(messages) - len(actual))
+                actual += await received(reader, message[0] + 1 - len(actual))
+        actual += await received(reader, len(messages) - len(actual))
         while outbox.num_bytes:
             await asyncio.sleep(0.01)
         writer.cancel()
@@ -73,7 +73,7 @@ def test_several_threads_send_at_once_to_one_that_does_not_read_yet():
     num_threads, num_messages = 4, 300
 
     async def exchange(comm, there):
-        outbox = Outbox(comm)
+        outbox = Outbox(BatchStream(comm))
         writer = asyncio.ensure_future(outbox.write_all())
         await asyncio.sleep(0)
 
@@ -88,7 +88,7 @@ def test_several_threads_send_at_once_to_one_that_does_not_read_yet():
             part.start()
         while any(value.is_alive() for value in threads):
             await asyncio.sleep(0.01)
-        actual = await received(there, num_threads * num_messages)
+        actual = await received(BatchStream(there), num_threads * num_messages)
         writer.cancel()
         return actual
 
@@ -100,8 +100,9 @@ def test_several_threads_send_at_once_to_one_that_does_not_read_yet():
 @pytest.mark.parametrize("is_this_end", [True, False])
 def test_a_closed_comm_raises_in_the_writer_or_the_reader(is_this_end):
     async def exchange(comm, there):
-        outbox = Outbox(comm)
-        ends = [asyncio.ensure_future(outbox.write_all()), asyncio.ensure_future(comm.read())]
+        stream = BatchStream(comm)
+        outbox = Outbox(stream)
+        ends = [asyncio.ensure_future(outbox.write_all()), asyncio.ensure_future(stream.read())]
         await asyncio.sleep(0)
         (comm if is_this_end else there).abort()
         outbox.append("too late")
@@ -110,7 +111,7 @@ def test_a_closed_comm_raises_in_the_writer_or_the_reader(is_this_end):
         for other in others:
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        raise next(iter(done)).exception()
+        raise next(iter([end.exception() for end in done]))
 
     with pytest.raises(OSError, match=r".*"):
         asyncio.run(exchanged("tcp", exchange))
@@ -118,7 +119,7 @@ def test_a_closed_comm_raises_in_the_writer_or_the_reader(is_this_end):
 
 def test_errors_of_pickling_are_raised_by_the_writer():
     async def exchange(comm, there):
-        outbox = Outbox(comm)
+        outbox = Outbox(BatchStream(comm))
         writer = asyncio.ensure_future(outbox.write_all())
         await asyncio.sleep(0)
         outbox.append(threading.Lock())

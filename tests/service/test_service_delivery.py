@@ -255,7 +255,7 @@ def test_a_dataset_is_unpickled_once_for_the_leases_that_a_worker_has():
 def compressions_in_use(dask_worker):
     """Return how the connections of consumers to a worker are compressed."""
     outboxes = dask_worker.plugins["daskdist-service"]._outboxes.values()
-    return [outbox._comm.handshake_options["compression"] for _, outbox in outboxes]
+    return [outbox._stream.comm.handshake_options["compression"] for _, outbox in outboxes]
 
 
 @pytest.mark.cluster
@@ -281,7 +281,7 @@ def test_served_elements_are_compressed_from_another_host(host, compression):
 
 def abort_connections(dask_worker):
     for _, outbox in dask_worker.plugins["daskdist-service"]._outboxes.values():
-        outbox._comm.abort()
+        outbox._stream.comm.abort()
 
 
 @pytest.mark.cluster

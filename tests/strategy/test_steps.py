@@ -17,12 +17,12 @@ import programs
 import pytest
 from conftest import eventually, frequent_heartbeats, messages_sent, new_cluster, of_kind
 from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
-from distributed.protocol import deserialize
+from distributed.comm import connect, listen
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
 from daskdist.execute.callers import live_workers
-from daskdist.execute.messages.outbox import pack_messages, unpack_messages
+from daskdist.execute.messages.outbox import BatchStream
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.outcomes import Packed, StaysOnWorker, loaded_structure, outcome_to_send, received_outcome
@@ -89,23 +89,30 @@ def test_chains_of_ready_calls_do_not_nest():
 # --- what travels ---
 
 
-def travelled(message):
-    found = pack_messages(message)
-    return unpack_messages({"m": _through(found["m"]), "f": [_through(each) for each in found["f"]]})
+def travelled(batch, protocol="tcp"):
+    async def exchange():
+        received = asyncio.get_running_loop().create_future()
+
+        async def handle(comm):
+            received.set_result(await BatchStream(comm).read())
+
+        listener = await listen(f"{protocol}://", handle)
+        comm = await connect(listener.contact_address)
+        await BatchStream(comm).write(batch)
+        try:
+            return await asyncio.wait_for(received, 10)
+        finally:
+            comm.abort()
+            listener.stop()
+
+    return asyncio.run(exchange())
 
 
-def _through(value):
-    if isinstance(value, bytes):
-        return value
-    from distributed.protocol import serialize
-
-    return deserialize(*serialize(value.data))
-
-
+@pytest.mark.parametrize("protocol", ["tcp", "inproc"])
 @pytest.mark.parametrize("num_bytes", [8, 2**15, 2**20])
-def test_messages_travel_with_their_arrays(num_bytes):
+def test_messages_travel_with_their_arrays(num_bytes, protocol):
     array = np.arange(num_bytes // 8)
-    ((kind, found, text),) = travelled([("run", array, b"x" * num_bytes)])
+    ((kind, found, text),) = travelled([("run", array, b"x" * num_bytes)], protocol)
     assert kind == "run"
     np.testing.assert_array_equal(found, array)
     assert text == b"x" * num_bytes

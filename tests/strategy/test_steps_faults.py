@@ -224,7 +224,7 @@ async def open_and_leave(group, dask_worker):
     comm = await connect(dask_worker.scheduler.address, **dask_worker.connection_args)
     comm.abort()
     with contextlib.suppress(OSError):
-        await dask_worker.handlers[OPERATION](comm, group=group)
+        await dask_worker.handlers[OPERATION](comm, group=group, is_relayed=False)
 
 
 def test_nothing_is_left_of_a_stream_whose_program_is_gone_before_the_first_answer(on_cluster, client):

@@ -10,7 +10,7 @@ from distributed.comm import Comm, connect
 
 from daskdist.config import seconds
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.outbox import Outbox, unpack_messages
+from daskdist.execute.messages.outbox import BatchStream, Outbox
 from daskdist.service.address import ServiceAddress
 from daskdist.service.compression import readable
 from daskdist.service.messages import READ_OPERATION
@@ -69,13 +69,17 @@ class WorkerConnection:
             comm = await connect(self.worker, timeout=seconds("timeouts.connect"), **address.connection_args())
             asked = {"consumer": name, "number": number, "compressions": readable(compression, comm)}
             await comm.write({"op": READ_OPERATION, "reply": False, **asked})
-            outbox = self._outbox = Outbox(comm)
+            # Dask's messages may be compressed.
+            batches = BatchStream(comm, is_direct=False)
+            outbox = self._outbox = Outbox(batches)
             for message in self._early:
                 outbox.append(message)
             outbox.flush()
             writing = asyncio.ensure_future(outbox.write_all())
+            # Reading raises the same error.
+            writing.add_done_callback(lambda task: task.cancelled() or task.exception())
             while True:
-                for message in unpack_messages(await comm.read()):
+                for message in await batches.read():
                     if isinstance(message, Failure):
                         raise message.error()
                     self._got(self, message)

@@ -15,7 +15,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.outbox import Outbox, flush, pack_messages, unpack_messages
+from daskdist.execute.messages.outbox import BatchStream, Outbox
 from daskdist.service.compression import compress
 from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION, REPORT_OPERATION
@@ -123,19 +123,19 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
 
     async def _exchange(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> None:
         compress(comm, compressions)
-        outbox = Outbox(comm)
+        batches = BatchStream(comm, is_direct=False)
+        outbox = Outbox(batches)
         # Messages of earlier connections are ignored from now on.
         self._outboxes[consumer] = number, outbox
         self.tasks.connected(consumer)
         writing = asyncio.ensure_future(outbox.write_all())
-        ends = [writing, asyncio.ensure_future(self._receive(comm, consumer, number))]
+        ends = [writing, asyncio.ensure_future(self._receive(batches, consumer, number))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if writing.done() and not isinstance(error := writing.exception(), OSError):
                 # Elements that do not pickle, which another connection would not change.
                 problem = f"serve: elements cannot be sent to a consumer: {type(error).__name__}: {error}"
-                await comm.write(pack_messages([Failure.of(ArgumentError(problem))]))
-                await flush(comm)
+                await batches.write([Failure.of(ArgumentError(problem))])
         finally:
             for end in ends:
                 end.cancel()
@@ -145,9 +145,9 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
                 self.tasks.disconnected(consumer)
                 self._send_event(("away", consumer))
 
-    async def _receive(self, comm: Comm, consumer: str, number: int) -> None:
+    async def _receive(self, batches: BatchStream, consumer: str, number: int) -> None:
         while True:
-            for kind, *args in unpack_messages(await comm.read()):
+            for kind, *args in await batches.read():
                 if self._number_of(consumer) != number:
                     return
                 self.tasks.message(consumer, kind, *args)

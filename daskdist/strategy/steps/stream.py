@@ -16,7 +16,7 @@ from distributed.comm import Comm, connect
 from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.live_workers import LOGGED_AFTER_S, STILL_WAITED_FOR
-from daskdist.execute.messages.outbox import Outbox, unpack_messages
+from daskdist.execute.messages.outbox import BatchStream, Outbox
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.steps.calls import RunningOnReplica
@@ -57,7 +57,8 @@ class StepStream:
     ) -> None:
         self.address = address
         self.is_relayed = is_relayed
-        self.outbox = Outbox(comm)
+        self._batches = BatchStream(comm, is_direct=not is_relayed)
+        self.outbox = Outbox(self._batches)
         self._comm = comm
         self._receive = receive
         self._broken = broken
@@ -96,7 +97,8 @@ class StepStream:
         """Connect to a worker, and send it the replicas."""
         comm, is_relayed = await connect_to_worker(address, client)
         try:
-            await comm.write({"op": OPERATION, "reply": False, "group": pickle.dumps(group)})
+            opening = {"group": pickle.dumps(group), "is_relayed": is_relayed}
+            await comm.write({"op": OPERATION, "reply": False, **opening})
             # After this message, the worker accepts results of other workers.
             await comm.read()
         except BaseException:
@@ -114,7 +116,8 @@ class StepStream:
         reader = asyncio.ensure_future(self._read())
         try:
             done, _ = await asyncio.wait([writer, reader], return_when=asyncio.FIRST_COMPLETED)
-            error = next(iter(done)).exception()
+            # Both may have failed; asyncio logs an error that nobody asks for.
+            error, *_ = [task.exception() for task in done]
             self._why = f"{type(error).__name__}: {error}"
         finally:
             self.is_open = False
@@ -125,7 +128,7 @@ class StepStream:
 
     async def _read(self) -> None:
         while True:
-            messages = unpack_messages(await self._comm.read())
+            messages = await self._batches.read()
             self._is_asked = False
             if self._is_silent:
                 self._is_silent = False

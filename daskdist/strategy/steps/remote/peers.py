@@ -16,7 +16,7 @@ from distributed.comm import Comm, CommClosedError, connect
 from distributed.core import Status
 
 from daskdist.config import seconds
-from daskdist.execute.messages.outbox import Outbox, pack_messages, unpack_messages
+from daskdist.execute.messages.outbox import BatchStream, Outbox, flush
 
 _OPERATION: Final = "daskdist_results"
 # Seconds after which received messages are acknowledged.
@@ -71,9 +71,9 @@ class _Link:
         for _, failed in self.kept:
             failed(why)
 
-    async def write_all(self, comm: Comm) -> None:
+    async def write_all(self, batches: BatchStream) -> None:
         """Send all kept and all later messages while the comm is open."""
-        outbox = Outbox(comm)
+        outbox = Outbox(batches)
         with self._lock:
             for numbered, _ in self.kept:
                 outbox.append(numbered)
@@ -83,10 +83,10 @@ class _Link:
         finally:
             self._outbox = None
 
-    async def read_all(self, comm: Comm) -> None:
+    async def read_all(self, batches: BatchStream) -> None:
         """Drop messages as they are acknowledged, while the comm is open."""
         while True:
-            self.acknowledge(max(unpack_messages(await comm.read())))
+            self.acknowledge(max(await batches.read()))
 
     def acknowledge(self, number: int) -> None:
         """Drop the messages up to an acknowledged number."""
@@ -168,7 +168,8 @@ class Peers:
             await comm.write({"op": _OPERATION, "reply": False, "link": link.name})
             # A worker that was started at the address of a lost one answers once it takes part.
             link.acknowledge(await asyncio.wait_for(comm.read(), _ANSWERS_WITHIN_S))
-            ends += map(asyncio.ensure_future, (link.write_all(comm), link.read_all(comm)))
+            batches = BatchStream(comm)
+            ends += map(asyncio.ensure_future, (link.write_all(batches), link.read_all(batches)))
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             next(iter(done)).result()
         finally:
@@ -181,30 +182,31 @@ class Peers:
         with contextlib.suppress(OSError):
             # Acknowledge the messages that earlier connections brought.
             await comm.write(self._last.get(link, 0))
-            await self._read_all(comm, link)
+            await flush(comm)
+            await self._read_all(BatchStream(comm), link)
         comm.abort()
         return Status.dont_reply
 
-    async def _read_all(self, comm: Comm, link: str) -> None:
+    async def _read_all(self, batches: BatchStream, link: str) -> None:
         has_arrived = asyncio.Event()
-        acknowledging = asyncio.ensure_future(self._acknowledge(comm, link, has_arrived))
+        acknowledging = asyncio.ensure_future(self._acknowledge(batches, link, has_arrived))
         # Reading raises the same error.
         acknowledging.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             while True:
-                for number, message in unpack_messages(await comm.read()):
+                for number, message in await batches.read():
                     self._take(link, number, message)
                 has_arrived.set()
         finally:
             acknowledging.cancel()
 
-    async def _acknowledge(self, comm: Comm, link: str, has_arrived: asyncio.Event) -> None:
+    async def _acknowledge(self, batches: BatchStream, link: str, has_arrived: asyncio.Event) -> None:
         while True:
             await has_arrived.wait()
             # Acknowledge messages that arrive soon together.
             await asyncio.sleep(_ACKNOWLEDGED_WITHIN_S)
             has_arrived.clear()
-            await comm.write(pack_messages([self._last[link]]))
+            await batches.write([self._last[link]])
 
     def _take(self, link: str, number: int, message: Any) -> None:
         # An earlier connection may have brought the message already.

@@ -21,7 +21,7 @@ from daskdist.config import sent
 from daskdist.core.block import Batches
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure, release_frames
-from daskdist.execute.messages.outbox import Outbox, unpack_messages
+from daskdist.execute.messages.outbox import BatchStream, Outbox
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import ReplicaGroup
@@ -63,8 +63,8 @@ class StepsOnWorker:
         The worker's state of collectives.
     group
         The replicas of the strategy.
-    comm
-        The stream.
+    comm, is_relayed
+        The connection, and whether the scheduler relays it.
     peers, keys
         The connections that bring results of other workers, and the table of data.
     cross_replica
@@ -76,6 +76,7 @@ class StepsOnWorker:
         mailbox: Mailbox,
         group: ReplicaGroup,
         comm: Comm,
+        is_relayed: bool,
         peers: Peers,
         keys: DataKeys,
         cross_replica: CrossReplica,
@@ -89,7 +90,8 @@ class StepsOnWorker:
         self._cross_replica = cross_replica
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._outbox = Outbox(comm)
+        self._batches = BatchStream(comm, is_direct=not is_relayed)
+        self._outbox = Outbox(self._batches)
         # The time of the next `_flush`.
         self._flush_at = math.inf
         # Functions to call in the event loop, which is woken once for several of them.
@@ -139,7 +141,7 @@ class StepsOnWorker:
         try:
             with contextlib.suppress(OSError):
                 while True:
-                    for kind, *rest in unpack_messages(await self._comm.read()):
+                    for kind, *rest in await self._batches.read():
                         self._num_received += 1
                         self._handlers[kind](*rest)
         finally:

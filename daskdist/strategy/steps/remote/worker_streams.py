@@ -58,10 +58,10 @@ class StreamsOfWorker:
         worker.metrics["daskdist_running"] = self._running
         worker.metrics[TIMES_METRIC] = self._replica_times
 
-    async def _serve(self, comm: Comm, group: bytes) -> Any:
+    async def _serve(self, comm: Comm, group: bytes, is_relayed: bool) -> Any:
         known: ReplicaGroup = pickle.loads(group)
         steps = self.by_token[known.token] = StepsOnWorker(
-            self._mailbox, known, comm, self._peers, self._keys, self._cross_replica
+            self._mailbox, known, comm, is_relayed, self._peers, self._keys, self._cross_replica
         )
         try:
             await comm.write("OK")
