@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from daskdist.strategy.input.options import InputContext as InputContext
     from daskdist.strategy.input.options import InputOptions as InputOptions
     from daskdist.strategy.input.options import InputReplicationMode as InputReplicationMode
+    from daskdist.strategy.input.options import ValueContext as ValueContext
     from daskdist.strategy.input.replica_iterator import ReplicaIterator as ReplicaIterator
     from daskdist.strategy.mirrored import MirroredStrategy as MirroredStrategy
     from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
@@ -87,7 +88,6 @@ if TYPE_CHECKING:
     from daskdist.strategy.replica.context import ReplicaContext as ReplicaContext
     from daskdist.strategy.values.per_replica import DistributedValues as DistributedValues
     from daskdist.strategy.values.per_replica import PerReplica as PerReplica
-    from daskdist.strategy.values.value_context import ValueContext as ValueContext
     from daskdist.strategy.variables.aggregation import VariableAggregation as VariableAggregation
     from daskdist.strategy.variables.aggregation import VariableSynchronization as VariableSynchronization
 
@@ -123,7 +123,7 @@ _NAMES: Final = {
     "ReplicaIterator": "daskdist.strategy.input.replica_iterator:ReplicaIterator",
     "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
-    "ValueContext": "daskdist.strategy.values.value_context:ValueContext",
+    "ValueContext": "daskdist.strategy.input.options:ValueContext",
     "VarLenFeature": "daskdist.formats.tfrecord.example:VarLenFeature",
     "Variable": "daskdist.strategy.current:Variable",
     "VariableAggregation": "daskdist.strategy.variables.aggregation:VariableAggregation",

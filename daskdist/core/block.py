@@ -6,7 +6,7 @@ They have the same methods; a row of any of them is an element. Some elements ma
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -534,19 +534,21 @@ def read_only(array: Any) -> Any:
         if array.flags.writeable:
             array = array.view()
             array.flags.writeable = False
-    elif isinstance(array, Ragged):
-        values, row_splits = read_only(array.values), read_only(array.row_splits)
-        if values is not array.values or row_splits is not array.row_splits:
-            return unchecked_ragged(values, row_splits)
-    return array
+        return array
+    return _changed(array, read_only)
 
 
 def writable(leaf: Any) -> Any:
     """Return a leaf itself if it is writable, else a copy."""
     if isinstance(leaf, np.ndarray):
         return leaf if leaf.flags.writeable else leaf.copy("K")
+    return _changed(leaf, writable)
+
+
+def _changed(leaf: Any, change: Callable[[Any], Any]) -> Any:
+    # Return a ragged leaf with changed parts, and any other leaf itself.
     if isinstance(leaf, Ragged):
-        values, row_splits = writable(leaf.values), writable(leaf.row_splits)
+        values, row_splits = change(leaf.values), change(leaf.row_splits)
         if values is not leaf.values or row_splits is not leaf.row_splits:
             return unchecked_ragged(values, row_splits)
     return leaf

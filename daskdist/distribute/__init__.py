@@ -24,7 +24,7 @@ _NAMES: Final = {
     "Strategy": "daskdist.strategy.strategy:Strategy",
     "StrategyExtended": "daskdist.strategy.extended:StrategyExtended",
     "TPUStrategy": "daskdist.tensorflow.tpu:TPUStrategy",
-    "ValueContext": "daskdist.strategy.values.value_context:ValueContext",
+    "ValueContext": "daskdist.strategy.input.options:ValueContext",
     "cluster_resolver": "daskdist.distribute.cluster_resolver",
     "experimental": "daskdist.distribute.experimental",
     "get_replica_context": "daskdist.strategy.current:get_replica_context",

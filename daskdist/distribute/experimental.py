@@ -9,7 +9,7 @@ _NAMES: Final = {
     "DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "TPUStrategy": "daskdist.tensorflow.tpu:TPUStrategy",
-    "ValueContext": "daskdist.strategy.values.value_context:ValueContext",
+    "ValueContext": "daskdist.strategy.input.options:ValueContext",
 }
 
 __all__ = [*_NAMES]

@@ -173,13 +173,11 @@ class Caller(Protocol):
         function: Callable[..., Rows],
         *args: Any,
         worker: str | None = None,
-        in_parts: bool = False,
         by_row: bool = False,
         name: str,
     ) -> Handle:
         """Call ``function(*args)``.
 
-        With ``in_parts``, only the report on the result is requested, and calls that may be costly gather parts of it.
         With ``by_row``, the argument is a split of splits of a row each, which the function reads in any groups.
         """
         ...

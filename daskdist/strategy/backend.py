@@ -221,13 +221,6 @@ class Backend(ResultSource, Protocol):
         """Wait for the results of a call on replicas; return the structure of each, and which leaves are None."""
         ...
 
-    def function_of(self, handles: Sequence[Handle]) -> int | None:
-        """Return the number of the function of a call on replicas; a changed function has another number.
-
-        It is None if functions have no numbers.
-        """
-        ...
-
     def wait(self, handles: Sequence[Handle]) -> None:
         """Wait until calls have finished or failed."""
         ...

@@ -23,7 +23,7 @@ from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.dataset import DistributedDataset, of_dataset
 from daskdist.strategy.input.from_function import of_function
 from daskdist.strategy.input.input_backend import InputBackend
-from daskdist.strategy.input.options import InputContext, InputOptions, checked_options
+from daskdist.strategy.input.options import InputContext, InputOptions, ValueContext, checked_options
 from daskdist.strategy.input.replica_plans import with_plans
 from daskdist.strategy.internals import ARGUMENT_LEAVES, StrategyInternals
 from daskdist.strategy.predict import predictions_of
@@ -45,7 +45,6 @@ from daskdist.strategy.values.per_replica import (
     values_read_later,
 )
 from daskdist.strategy.values.placeholders import Placeholders, results_of
-from daskdist.strategy.values.value_context import ValueContext
 from daskdist.strategy.variables.read_copies import with_copies
 from daskdist.tensorflow_dataset import TensorFlowDataset
 

@@ -21,7 +21,6 @@ from daskdist import Dataset, Options, errors
 from daskdist.core.block import Block
 from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE
-from daskdist.execute.callers.kept_rows import KeptRows
 from daskdist.execute.callers.process_pool import (
     ProcessPool,
     close_pools,
@@ -95,7 +94,7 @@ def lengths(line):
     return np.full(len(line) % 5, len(line))
 
 
-def test_lines_are_computed_where_they_were_read(tmp_path):
+def test_parts_of_what_was_read_are_computed(tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text("".join(f"{'x' * (number % 13)} {number}\n" for number in range(9000)))
     ds = daskdist.read_text(str(file)).map(lengths).ragged_batch(50)
@@ -108,13 +107,12 @@ def test_lines_are_computed_where_they_were_read(tmp_path):
     caller = Processes(2)
     try:
         split = Split("numbers", 300, 300)
-        kept = caller.source(Numbers(), split, in_parts=True, name="numbers")
-        assert isinstance(kept.result(60), KeptRows)
-        assert caller.report(kept, wait=True).num_rows == 300
-        # The process that has the rows is killed, and another computes them again.
+        read = caller.source(Numbers(), split, name="numbers")
+        assert caller.report(read, wait=True).num_rows == 300
+        # A process that has some of the rows is killed, and another gets them.
         for start, function in ((0, same_rows), (100, kill_once(tmp_path / "was here")), (200, same_rows)):
             picks = Picks(range(start, start + 100), None, None, None)
-            rows = caller.call(gather, [kept], picks, function, False, name="part").result(60)
+            rows = caller.call(gather, [read], picks, function, False, name="part").result(60)
             assert rows.leaves[0].tolist() == list(range(start, start + 100))
         assert (tmp_path / "was here").exists()
     finally:
@@ -196,16 +194,16 @@ def test_processes_end_after_their_current_calls(tmp_path):
         pool.call(function, [str(gate)])
 
 
-def test_calls_are_made_where_their_data_is(tmp_path):
+def test_calls_go_to_the_process_that_has_the_fewest(tmp_path):
     pool, gates = ProcessPool(2), [tmp_path / f"gate {number}" for number in range(3)]
     for gate in gates:
         os.mkfifo(gate)
     function = pool.add(cloudpickle.dumps(lambda path: (Path(path).read_text(), os.getpid())[1]))
     with ThreadPoolExecutor(8) as threads:
 
-        def begun(gate, data):
+        def begun(gate):
             # Opening the pipe waits until the call reads from it.
-            call = threads.submit(pool.call, function, [str(gate)], data)
+            call = threads.submit(pool.call, function, [str(gate)])
             return call, open(gate, "w")
 
         def ended(call, file):
@@ -213,27 +211,22 @@ def test_calls_are_made_where_their_data_is(tmp_path):
                 file.write("open")
             return call.result(timeout=60)
 
-        first = begun(gates[0], "a")
-        second = begun(gates[1], "b")
-        of_a, of_b = ended(*first), ended(*second)
-        assert of_a != of_b
-        for data in "abba":
-            assert pool.call(os.getpid, [], data) == {"a": of_a, "b": of_b}[data]
-        # A process that has two calls is full: its third one is made by the other process, as that is idle.
-        first, second = begun(gates[0], "a"), threads.submit(pool.call, os.getpid, [], "a")
-        eventually(lambda: sum(len(process.free) for process in pool._processes) == 2)
-        assert pool.call(os.getpid, [], "a") == of_b
-        # Then both have the data. Calls that are not needed any more are not made.
-        third, fourth = begun(gates[1], "b"), threads.submit(pool.call, os.getpid, [], "b")
+        first = begun(gates[0])
+        second = begun(gates[1])
+        # Each process makes a call, and has the next one.
+        more = [threads.submit(pool.call, os.getpid, []) for _ in range(2)]
+        eventually(lambda: not any(process.free for process in pool._processes))
+        # Calls that are not needed any more are not made.
         is_over = []
-        late = threads.submit(pool.call, os.getpid, [], "", lambda: bool(is_over))
+        late = threads.submit(pool.call, os.getpid, [], lambda: bool(is_over))
         eventually(lambda: pool._waiting)
         is_over.append(True)
         pool.wake()
         with pytest.raises(CancelledError):
             late.result(timeout=60)
-        assert ended(*first) == second.result(timeout=60) == of_a
-        assert ended(*third) == fourth.result(timeout=60) == of_b
+        of_first, of_second = ended(*first), ended(*second)
+        assert of_first != of_second
+        assert {call.result(timeout=60) for call in more} == {of_first, of_second}
     pool.close()
 
 

@@ -13,9 +13,9 @@ from daskdist import Dataset, Options, errors
 from daskdist.core.block import Block
 from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE
-from daskdist.execute.callers.kept_rows import UnreadRows
 from daskdist.execute.callers.process_pool import close_pools
 from daskdist.execute.callers.processes import Processes
+from daskdist.execute.callers.unread_rows import UnreadRows
 from daskdist.execute.stream.gather import Picks, gather
 from daskdist.storage.grouped_splits import joined_split
 from daskdist.testing import same_elements

@@ -71,17 +71,10 @@ def is_of_element(error: BaseException) -> bool:
     return hasattr(error, _OF_ELEMENT)
 
 
-class ReportedFailures:
-    """The splits for which an iterator has already raised an error."""
-
-    def __init__(self) -> None:
-        self._splits: set[str] = set()
-
-    def is_new(self, error: Exception) -> bool:
-        """Return whether an error must be raised; an error of a split is raised once."""
-        split = getattr(error, _OF_ELEMENT, "")
-        if split in self._splits:
-            return False
-        if split:
-            self._splits.add(split)
-        return True
+def is_new(error: Exception, reported: set[str]) -> bool:
+    """Return whether an iterator must raise an error; ``reported`` has the splits whose error it has raised."""
+    split = getattr(error, _OF_ELEMENT, "")
+    is_known = split in reported
+    if split:
+        reported.add(split)
+    return not is_known

@@ -26,15 +26,15 @@ import numpy as np
 
 from daskdist.config import all_settings, seconds
 from daskdist.errors import ClusterError, WaitTimeoutError
-from daskdist.execute.callers.kept_rows import function_of
+from daskdist.execute.callers.unread_rows import function_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.shared_memory import MEMORY, Forks, Lease, PackedArrays, Segments, mapped
 from daskdist.waiting import wait_intervals
 from daskdist.watched_calls import watched
 
 _PREFIX: Final = "daskdist-processes-"
-# The most names of data for which the processes that used it are remembered.
-_MOST_NAMES: Final = 64
+# The most functions of which the size of the last result is remembered.
+_MOST_SIZES: Final = 64
 # The calls that a process has at a time: the one that it makes, and the next.
 _CALLS_OF_PROCESS: Final = 2
 # The most attempts of a call, if its processes end.
@@ -156,7 +156,6 @@ def _remove_if_killed(program: int, folder: str) -> None:
 class _Waiting:
     # A call that waits for a process. ``taken`` is its process and connection, once it has one; ``changed`` is set to
     # make this call check again.
-    data: str
     changed: threading.Event
     taken: tuple[_Process, Connection] | None = None
 
@@ -223,8 +222,7 @@ class ProcessPool:
         self._processes = [_Process() for _ in range(num_processes)]
         self._lock = threading.Lock()
         self._is_closed = False
-        # The processes that have some data, by its name; the calls that wait for a process, oldest first.
-        self._users: dict[str, list[_Process]] = {}
+        # The calls that wait for a process, oldest first.
         self._waiting: list[_Waiting] = []
 
     def add(self, function: bytes) -> str:
@@ -237,7 +235,6 @@ class ProcessPool:
         self,
         function: str | Callable[..., Any],
         arguments: Sequence[Any],
-        data: str = "",
         is_over: Callable[[], bool] = lambda: False,
     ) -> Any:
         """Call a function in one of the processes; wait for the result and return it.
@@ -250,8 +247,6 @@ class ProcessPool:
             The file of a pickled function, or a function of a module.
         arguments
             Its arguments.
-        data
-            A name of data that processes keep: the call is made by one that has used it, unless another is idle.
         is_over
             Returns whether the call is no longer needed; it is called until the call is made, and at `wake`.
 
@@ -270,7 +265,7 @@ class ProcessPool:
             lent = [segment for segment in (sent, offered) if segment is not None]
             call = pickle.dumps((function, packed, self.folder, offered.path if offered else ""), protocol=5)
             try:
-                process, connection = self._taken(data, is_over)
+                process, connection = self._taken(is_over)
             except BaseException:
                 self._segments.end(*lent)
                 raise
@@ -297,7 +292,7 @@ class ProcessPool:
                 if offered is not None:
                     self._segments.end(offered)
                 raise reply.error()
-            if len(self._result_bytes) >= _MOST_NAMES:
+            if len(self._result_bytes) >= _MOST_SIZES:
                 self._result_bytes.clear()
             self._result_bytes[function] = self._last_bytes = reply.num_bytes
             return self._segments.value(reply, offered)
@@ -305,8 +300,8 @@ class ProcessPool:
             f"local processes ended in {_MOST_ATTEMPTS} attempts of one call; they may have too little memory"
         )
 
-    def _taken(self, data: str, is_over: Callable[[], bool]) -> tuple[_Process, Connection]:
-        waiting = _Waiting(data, threading.Event())
+    def _taken(self, is_over: Callable[[], bool]) -> tuple[_Process, Connection]:
+        waiting = _Waiting(threading.Event())
         with self._lock:
             self._waiting.append(waiting)
             self._assign()
@@ -339,31 +334,14 @@ class ProcessPool:
             self._give_back(*waiting.taken)
 
     def _assign(self) -> None:
-        # Give calls to processes; called with the lock held. Calls whose data no process has come first, such as reads
-        # that others wait for. An idle process also makes calls whose data another one has, and reads or computes the
-        # data again.
-        for is_for in (self._is_for_any, self._is_for_user, self._is_for_idle):
-            for waiting in list(self._waiting):
-                fitting = [process for process in self._processes if process.free and is_for(waiting.data, process)]
-                if fitting:
-                    process = max(fitting, key=lambda process: len(process.free))
-                    self._waiting.remove(waiting)
-                    waiting.taken = process, process.free.pop()
-                    waiting.changed.set()
-                    if waiting.data:
-                        users = self._users.pop(waiting.data, [])
-                        self._users[waiting.data] = users if process in users else [*users, process]
-        for oldest in list(self._users)[:-_MOST_NAMES]:
-            del self._users[oldest]
-
-    def _is_for_any(self, data: str, process: _Process) -> bool:
-        return data not in self._users
-
-    def _is_for_user(self, data: str, process: _Process) -> bool:
-        return process in self._users.get(data, ())
-
-    def _is_for_idle(self, data: str, process: _Process) -> bool:
-        return len(process.free) == _CALLS_OF_PROCESS
+        # Give the oldest calls to the processes that have the fewest; called with the lock held.
+        while self._waiting:
+            process = max(self._processes, key=lambda process: len(process.free))
+            if not process.free:
+                return
+            waiting = self._waiting.pop(0)
+            waiting.taken = process, process.free.pop()
+            waiting.changed.set()
 
     def wake(self) -> None:
         """Make calls that wait for a process check whether they are still needed."""
@@ -383,8 +361,6 @@ class ProcessPool:
             if process not in self._processes or self._is_closed:
                 return
             self._processes[self._processes.index(process)] = _Process()
-            left = {data: [user for user in users if user is not process] for data, users in self._users.items()}
-            self._users = {data: users for data, users in left.items() if users}
             self._assign()
         process.end(0)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any, Final
@@ -21,16 +19,9 @@ from daskdist.core.functions.by_value import modules_by_value
 from daskdist.core.primitive import Split, same
 from daskdist.execute.caller import Handle, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch
-from daskdist.execute.callers.kept_rows import (
-    KeptRows,
-    UnreadRows,
-    call_with_part,
-    gather_read,
-    report_of_kept,
-    with_needed,
-)
 from daskdist.execute.callers.process_pool import process_pool
 from daskdist.execute.callers.threads import Threads
+from daskdist.execute.callers.unread_rows import UnreadRows, gather_read, with_needed
 from daskdist.execute.stream.gather import Picks, gather
 from daskdist.storage.grouped_splits import joined_split
 
@@ -60,7 +51,6 @@ class Processes(Threads):
         self,
         function: Callable[..., Rows],
         *args: Any,
-        in_parts: bool = False,
         by_row: bool = False,
         name: str,
         **_: Any,
@@ -71,8 +61,7 @@ class Processes(Threads):
             return unread
         if any(map(_has_arrays, args)):
             return super().source(function, *args, name=name)
-        call = self._kept_there if in_parts else self._called_there
-        return self._pool.submit(name, self.timed, name, call, function, *args)
+        return self._pool.submit(name, self.timed, name, self._called_there, function, *args)
 
     def report(self, handle: Any, *, wait: bool) -> Report | None:
         if not wait and not handle.done():
@@ -80,7 +69,7 @@ class Processes(Threads):
         result = super().result(handle)
         if isinstance(result, UnreadRows):
             return Report(len(result.parts), joined_split(result.parts).num_bytes or 0)
-        return result.report if isinstance(result, KeptRows) else report_of(result)
+        return report_of(result)
 
     def result(self, handle: Any) -> Any:
         return self._rows_of(super().result(handle))
@@ -121,21 +110,13 @@ class Processes(Threads):
     def _gathered(self, function: Callable[..., Any], blocks: Sequence[Any], picks: Any, unstacked: bool) -> Any:
         if any(isinstance(block, UnreadRows) for block in blocks):
             return self._gathered_read(blocks, picks, function, unstacked)
-        if any(isinstance(block, KeptRows) for block in blocks):
-            # Parts are of one block each.
-            (kept,) = blocks
-            return self._call(call_with_part, (kept, picks, unstacked, self._file_of(function)), kept.key)
         return self._called_there(function, gather(blocks, picks, same, unstacked, empty=pooled_empty))
-
-    def _kept_there(self, function: Callable[..., Any], *args: Any) -> KeptRows:
-        kept = KeptRows(uuid.uuid4().hex, self._file_of(function), args)
-        return replace(kept, report=self._call(report_of_kept, (kept,), kept.key))
 
     def _called_there(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._call(self._file_of(function), args)
 
-    def _call(self, function: str | Callable[..., Any], args: Sequence[Any], data: str = "") -> Any:
-        return self._processes.call(function, args, data, is_over=lambda: self._is_closed)
+    def _call(self, function: str | Callable[..., Any], args: Sequence[Any]) -> Any:
+        return self._processes.call(function, args, is_over=lambda: self._is_closed)
 
     def _file_of(self, function: Callable[..., Any]) -> str:
         # Equal functions of one pass are pickled once; those that cannot be hashed, such as readers with a dict of

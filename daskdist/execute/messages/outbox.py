@@ -8,7 +8,7 @@ import pickle
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -54,8 +54,8 @@ class BatchStream:
             if self._is_framed:
                 sizes = struct.pack(f"<{len(buffers)}Q", *[buffer.nbytes for buffer in buffers])
                 await _write(self.comm, _HEADER.pack(len(pickled), len(buffers)) + sizes + pickled)
-                for buffer in buffers:
-                    await _write(self.comm, buffer)
+                while buffers:
+                    await _write(self.comm, buffers.pop(0))
             else:
                 # Dask copies large bytes less often if they are marked.
                 large = to_serialize(pickled) if len(pickled) >= _SMALL_BYTES else pickled
@@ -66,7 +66,6 @@ class BatchStream:
             # CPython crashes if its garbage collector finds views of pickled buffers in a reference cycle, such as that
             # of an error, its traceback and the frames of that.
             buffers.clear()
-            buffer = None
 
     async def read(self) -> list[Any]:
         """Return the messages that were written together; raise `OSError` if the comm is closed."""
@@ -113,8 +112,6 @@ class Outbox:
         self._stream = stream
         # A deque, because the writer cannot safely swap a list that another thread may be about to append to.
         self._messages: deque[Any] = deque()
-        # A function that adds a message without large values, as `append` does.
-        self.put: Callable[[Any], None] = self._messages.append
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._event = asyncio.Event()
@@ -126,7 +123,7 @@ class Outbox:
     def append(self, message: Any, num_bytes: int = 0) -> None:
         """Add a message to be sent after the next `flush`; ``num_bytes`` is the size of its large values."""
         self._num_added += num_bytes
-        self.put(message)
+        self._messages.append(message)
 
     @property
     def num_bytes(self) -> int:

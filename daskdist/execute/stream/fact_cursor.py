@@ -293,6 +293,8 @@ def with_report(values: Sequence[Any]) -> tuple[int, int, tuple[Skipped, ...], A
 class FailedInPlace:
     """A cursor of an arrangement of elements with facts: an element that failed, and so has none, is one of its own.
 
+    It can skip elements by arithmetic only if it is given the method of its cursor, as no element has failed.
+
     Parameters
     ----------
     cursor
@@ -314,11 +316,3 @@ class FailedInPlace:
             run: Any = failed.run
             self.failed_now = failed.error
             return Groups(run, np.array([0, 1])) if self._is_grouped else run
-
-
-class SkippingFailedInPlace(FailedInPlace):
-    """The same for a cursor that can skip elements by arithmetic, which is not used if some failed."""
-
-    def skip(self, num_elements: int) -> int:
-        """Skip elements; see `daskdist.core.primitive.SkippingByArithmetic`."""
-        return int(self.cursor.skip(num_elements))

@@ -38,7 +38,7 @@ from daskdist.execute.resume.recorded_answers import AnswerLog, Answers, Path, P
 from daskdist.execute.resume.skipping import SkippingCursor
 from daskdist.execute.stream.calls import Constant
 from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor
-from daskdist.execute.stream.fact_cursor import FactCursor, FailedInPlace, SkippingFailedInPlace
+from daskdist.execute.stream.fact_cursor import FactCursor, FailedInPlace
 from daskdist.execute.stream.read_cursor import ReadCursor
 from daskdist.execute.stream.runtime import StreamRuntime
 from daskdist.execute.stream.stream_cursors import StreamCursor, WorkerStreamCursor
@@ -161,7 +161,7 @@ class Interpreter(StreamRuntime):
     def note_passes_over(self, path: Path, epoch: Epoch, num_passes: int) -> None:
         """Note that the first passes of a repetition are over at the position to which the stream is advanced."""
         if self._advance is not None:
-            self._advance.note(path, epoch, num_passes)
+            self._advance.finished_passes.append((path, epoch, num_passes))
 
     def drop_answers_before(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
         """Drop the answers that no position after some elements needs: those of repetitions that are over."""
@@ -207,8 +207,10 @@ class Interpreter(StreamRuntime):
                     cursor = arrangement.open(inputs, epoch, context)
                     if not any(isinstance(source, Fact) and not source.is_strict for source in primitive.inputs):
                         return cursor
-                    skips = isinstance(cursor, SkippingByArithmetic) and not self._have_failed(path)
-                    return (SkippingFailedInPlace if skips else FailedInPlace)(cursor, is_grouped=primitive.grouped > 0)
+                    in_place = FailedInPlace(cursor, is_grouped=primitive.grouped > 0)
+                    if isinstance(cursor, SkippingByArithmetic) and not self._have_failed(path):
+                        in_place.skip = cursor.skip  # type: ignore[attr-defined]
+                    return in_place
 
                 return opened
 
@@ -224,10 +226,6 @@ class _Advance:
     is_half_way: bool
     is_trial: bool
     finished_passes: list[tuple[Path, Epoch, int]] = field(default_factory=list)
-
-    def note(self, path: Path, epoch: Epoch, num_passes: int) -> None:
-        """Note that the first passes of a repetition are over."""
-        self.finished_passes.append((path, epoch, num_passes))
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:

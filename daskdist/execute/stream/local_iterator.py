@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows, writable_element
-from daskdist.core.failing.failed_element import ReportedFailures, is_of_element
+from daskdist.core.failing.failed_element import is_new, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Node, warn_if_empty
@@ -350,7 +350,7 @@ class _Current:
         self.bundle: StepBundle | None = None
         self.place = 0
         self.elements: Iterator[Any] | None = None
-        self.reported = ReportedFailures()
+        self.reported: set[str] = set()
 
     def end(self) -> None:
         """Drop the references to the bundle."""
@@ -379,7 +379,7 @@ class _Current:
             self.elements = None
             # A batch that is a view of its block is stacked here.
             self.place += is_of_element(error) or isinstance(error, StackError)
-            if self.reported.is_new(error):
+            if is_new(error, self.reported):
                 raise
             return self.take(caller, empty, reported_spec)
         self.place += 1

@@ -200,13 +200,12 @@ class ReadCursor(BlockCursor):
         worker: str | None,
         function: Callable[..., Any],
         *,
-        in_parts: bool = False,
         by_row: bool = False,
     ) -> Handle:
         read, caller = self.read, self.runtime.caller
         if read.graph is None:
             tried = self._tried(function)
-            return caller.source(tried, split, worker=worker, in_parts=in_parts, by_row=by_row, name=read.name)
+            return caller.source(tried, split, worker=worker, by_row=by_row, name=read.name)
         value = caller.upstream(read.graph, split.payload, worker=worker)
         if function is value_itself:
             return value
@@ -222,7 +221,7 @@ class ReadCursor(BlockCursor):
         if self._block is None:
             runtime, worker = self.runtime, self._worker(split)
             num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
-            handle = self._handle(split, worker, self._read_block, in_parts=True)
+            handle = self._handle(split, worker, self._read_block)
             self._block = runtime.refer(handle, self._listed_rows(split), num_bytes, worker, runtime.reads)
         return self._block
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
 from daskdist.core.failing.error_copy import type_and_arguments
-from daskdist.core.failing.failed_element import ReportedFailures, is_of_element
+from daskdist.core.failing.failed_element import is_new, is_of_element
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import warn_if_empty
@@ -45,8 +45,7 @@ from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
-from daskdist.strategy.values.global_batch import GlobalBatch
+from daskdist.strategy.values.extract import GlobalBatch, PerReplicaRef, Remote, pick_from_rows
 from daskdist.strategy.values.optional import Optional
 from daskdist.strategy.values.per_replica import UNKNOWN_ROWS, PerReplica
 
@@ -104,7 +103,7 @@ class DistributedIterator(Advised):
         self._caller = caller = make_caller()
         self._structure = spec.structure
         self._specs = spec.leaves
-        self._reported = ReportedFailures()
+        self._reported: set[str] = set()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         self._num_steps = 0
         self._times = StepTimes()
@@ -300,7 +299,7 @@ class DistributedIterator(Advised):
         except Exception as error:
             if is_of_element(error) and not self._puts_on_devices:
                 # Only this step failed; others follow it.
-                if self._reported.is_new(error):
+                if is_new(error, self._reported):
                     raise
                 return self._next()
             # The rest of the pass lacks a step that was taken.
@@ -459,7 +458,7 @@ class DistributedIterator(Advised):
         if with_new_caller:
             self._close()
             self._ahead = self._host_steps = self._failure = self._interrupted_at = None
-            self._reported, self._caller = ReportedFailures(), self._make_caller()
+            self._reported, self._caller = set(), self._make_caller()
             self._finalizer = Finalizer(self, self._caller.close)
         else:
             self._feeds.close()

@@ -1,4 +1,4 @@
-"""`InputContext`, the argument of a ``dataset_fn``, and `InputOptions`."""
+"""`InputContext` and `ValueContext`, the arguments of a ``dataset_fn`` and a ``value_fn``, and `InputOptions`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,31 @@ from dataclasses import dataclass
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import counted
 from daskdist.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """The replica that a ``value_fn`` computes a value for.
+
+    Parameters
+    ----------
+    replica_id_in_sync_group
+        The number of the replica, from 0.
+    num_replicas_in_sync
+        The number of replicas.
+
+    >>> print(ValueContext(1, 2))
+    ValueContext(replica id 1, total replicas in sync: 2)
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"ValueContext(replica id {self.replica_id_in_sync_group}, "
+            f"total replicas in sync: {self.num_replicas_in_sync})"
+        )
 
 
 @dataclass(frozen=True)

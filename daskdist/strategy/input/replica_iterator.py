@@ -16,7 +16,7 @@ import optree
 
 from daskdist.core.block import PartlyFailed, writable_element
 from daskdist.core.dataset_base import node_of
-from daskdist.core.failing.failed_element import FailedElement, ReportedFailures
+from daskdist.core.failing.failed_element import FailedElement, is_new
 from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
@@ -104,7 +104,7 @@ class ReplicaIterator(Iterator[Any]):
         self._ahead: DevicePrefetch | None = None
         self._num_elements = 0
         self._is_over = self._is_closed = False
-        self._reported = ReportedFailures()
+        self._reported: set[str] = set()
         # True if the raised error is of one element and others follow it.
         self._has_more = False
         self._lock = RLock()
@@ -150,7 +150,7 @@ class ReplicaIterator(Iterator[Any]):
             if not isinstance(element, FailedElement):
                 return element
             error = element.again()
-            if self._reported.is_new(error):
+            if is_new(error, self._reported):
                 self._has_more = True
                 raise error
 

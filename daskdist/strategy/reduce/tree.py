@@ -410,21 +410,11 @@ def _fold(op: Op, axis: Axis, is_final: bool, *, is_weighted: bool = False) -> F
 _fold_of_name = functools.lru_cache(maxsize=64)(Fold)
 
 
-class Prepared:
-    """A function that is the same object in all steps, so that it is sent to a worker once."""
-
-    def __call__(self, results: Sequence[Any]) -> Any:
-        """Return the value computed from results."""
-        raise NotImplementedError
-
-    def is_quick(self, results: Sequence[Any]) -> bool:
-        """Return whether a call with these results takes only microseconds and runs no code of the user."""
-        return False
-
-
 @dataclass(frozen=True, eq=False)
-class FoldPartials(Prepared):
+class FoldPartials:
     """A function that folds the partial results of workers.
+
+    It is the same object in all steps, so that it is sent to a worker once.
 
     Parameters
     ----------
@@ -438,7 +428,7 @@ class FoldPartials(Prepared):
         return self.fold.partials(results)
 
     def is_quick(self, results: Sequence[Any]) -> bool:
-        """Return whether all partial results are small NumPy values."""
+        """Return whether a call takes only microseconds and runs no code of the user."""
         return isinstance(self.fold.op, ReduceOp) and all(_is_small(result) for result in results)
 
 

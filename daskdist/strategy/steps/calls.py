@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from distributed import Future
@@ -215,12 +214,6 @@ def checked(result: Result) -> Result:
             f"{result.place}; look at the PerReplica instead"
         )
     return result
-
-
-@lru_cache
-def alone(worker: str) -> tuple[str]:
-    """Return a tuple of one worker, the same object for all calls, as values that the program keeps refer to it."""
-    return (worker,)
 
 
 def workers_in(handles: Sequence[Any]) -> Sequence[str]:

@@ -28,9 +28,9 @@ from daskdist.strategy.backend import RECOVERY
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.placement.replacements import Replacements
-from daskdist.strategy.reduce.tree import Prepared
+from daskdist.strategy.reduce.tree import FoldPartials
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.steps.calls import Call, Result, alone, checked, workers_in
+from daskdist.strategy.steps.calls import Call, Result, checked, workers_in
 from daskdist.strategy.steps.captures import current_capture
 from daskdist.strategy.steps.outcomes import (
     Failed,
@@ -232,7 +232,7 @@ class ClusterBackend:
         if type(handles) is not Call or handles.streams is not streams.identity:
             handles = list(map(self._own, handles))
         prepared = pickled = None
-        if not args and isinstance(function, Prepared):
+        if not args and isinstance(function, FoldPartials):
             prepared = self._prepared_object(function)
         else:
             pickled = pickled_value((function, args), lambda: f"{name}: a value")
@@ -244,7 +244,7 @@ class ClusterBackend:
             columns = (handles,) if type(handles) is Call else handles
             streams.check_there(columns)
             try:
-                call = streams.new_call(alone(worker), handles, name)
+                call = streams.new_call((worker,), handles, name)
                 objects = [handle for handle in columns if type(handle) is SentObject]
                 stream = streams.stream_with(worker, objects if prepared is None else (prepared, *objects))
                 reference = ("p", pickled) if prepared is None else ("o", prepared.number)
@@ -293,7 +293,7 @@ class ClusterBackend:
     def _sent(self, *, is_step: bool) -> None:
         if (capture := current_capture()) is not None:
             capture.add(self, is_step=is_step)
-        self.streams.flush_soon()
+        self.streams.flush()
 
     # --- calls that are made again ---
 
@@ -338,10 +338,6 @@ class ClusterBackend:
             # Device arrays are sent from the host; each replica copies them to its own device.
             return self.packed(host_array(leaf), name)
         return self.objects(leaf, name)
-
-    def function_of(self, handles: Sequence[Handle]) -> int | None:
-        """Return the number of the function of a call on replicas."""
-        return handles.record.function if type(handles) is Call else None
 
     # --- results ---
 

@@ -129,9 +129,6 @@ class LocalBackend:
         flat = map(FlatResult.of, handles)
         return [(result.treespec, tuple(leaf is None for leaf in result.leaves)) for result in flat]
 
-    def function_of(self, handles: Sequence[Handle]) -> None:
-        """Return None: functions are not sent."""
-
     def result(self, handle: Handle) -> Any:
         """Return the result."""
         return handle

@@ -39,9 +39,6 @@ class ReturnedValues:
         # The numbers of rows, and the ids of the structure of the arguments and of a function's parts -> the layout of
         # its first result, and weak references to those.
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
-        # The number of a function, the id of the structure of its arguments and their numbers of rows -> that
-        # structure, and the layout of the results.
-        self._layout_of: dict[tuple[int, int, frozenset[int]], tuple[Any, Layout]] = {}
 
     def of_run(
         self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any, num_rows: frozenset[int]
@@ -96,22 +93,6 @@ class ReturnedValues:
         return PerReplica(PerReplicaRef(self._backend, handles, pick, is_step=True), num_rows)
 
     def _layout(
-        self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any, num_rows: frozenset[int]
-    ) -> Layout:
-        # Try the identity of the function first; comparing the parts of functions takes longer.
-        number = self._backend.function_of(handles)
-        known = None if number is None else self._layout_of.get((number, id(structure), num_rows))
-        if known is not None:
-            return known[1]
-        layout = self._layout_of_like(fn, handles, structure, num_rows)
-        is_kept = layout.is_leaf or not num_rows >= UNKNOWN_ROWS
-        if number is not None and is_kept and not any(layout.are_none) and layout is not LONE_ABSENT:
-            if len(self._layout_of) >= _MOST_LAYOUTS:
-                self._layout_of.pop(next(iter(self._layout_of)))
-            self._layout_of[number, id(structure), num_rows] = structure, layout
-        return layout
-
-    def _layout_of_like(
         self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any, num_rows: frozenset[int]
     ) -> Layout:
         parts = [structure, *made_of(fn)]

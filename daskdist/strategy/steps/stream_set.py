@@ -40,9 +40,6 @@ logger: Final = logging.getLogger("daskdist")
 _BEAT_S: Final = 1.0
 # With this many dropped handles, workers are sent their numbers even if nothing else is sent.
 _MANY_DROPPED: Final = 64
-# With at least this many steps under way, messages may wait for these seconds to be sent together, and longer with more
-# steps, up to this many times.
-_MANY_STEPS, _LATER_S, _MOST_TIMES = 16, 0.002, 4
 # Seconds between a waiter's checks of the connection.
 _LOOK_EVERY_S: Final = 1.0
 # Held while the record of a call changes: the event loop notes results, and program threads calls and losses. One lock
@@ -81,7 +78,7 @@ class StreamSet:
         self.failures = UnobservedFailures()
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
-        self._is_flush_due = self._is_flush_planned = self._is_closed = self.has_broken = False
+        self._is_flush_due = self._is_closed = self.has_broken = False
         self._beat_at = self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
         # Identifies calls of these streams among those of other strategies.
@@ -279,18 +276,8 @@ class StreamSet:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._flush_in_loop)
 
-    def flush_soon(self) -> None:
-        """Send all messages that wait, together with those that come soon if workers have enough to do."""
-        if self.num_steps < _MANY_STEPS:
-            self.flush()
-        elif not self._is_flush_due and not self._is_flush_planned:
-            self._is_flush_planned = True
-            within_s = _LATER_S * min(self.num_steps // _MANY_STEPS, _MOST_TIMES)
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.call_later, within_s, self._flush_in_loop)
-
     def _flush_in_loop(self) -> None:
-        self._is_flush_due = self._is_flush_planned = False
+        self._is_flush_due = False
         self._send_drops()
         # Send to the first worker last: it combines reductions, whose parts the other workers then send already.
         for stream in reversed(self._streams.values()):

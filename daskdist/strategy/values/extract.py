@@ -1,4 +1,4 @@
-"""The source of a value on a cluster: the result of a call, and the extraction of a part of it."""
+"""The sources of values on a cluster: results of calls, extractions of parts of them, and batches of such parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from daskdist.core.block import Rows, read_only, writable
 from daskdist.core.spec import TensorSpec
-from daskdist.core.structure import describe_nesting
+from daskdist.core.structure import Structure, describe_nesting
 from daskdist.devices import are_loaded
 from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Handle
@@ -173,6 +173,46 @@ class PerReplicaRef(NamedTuple):
         handle = self.handles[number]
         worker: str | None = handle.worker if self.workers is None else self.workers[number]
         return Remote(handle, self.pick(number), worker, step)
+
+
+class GlobalBatch:
+    """The batch of one step, of which each replica has a piece.
+
+    Parameters
+    ----------
+    structure
+        The structure of an element.
+    leaves
+        For each leaf the pieces of all replicas.
+    is_writable
+        Whether replicas get writable copies.
+    skips_empty
+        Whether replicas without rows are skipped: `ABSENT` stands for their pieces.
+    """
+
+    __slots__ = ("is_writable", "leaves", "skips_empty", "structure")
+
+    def __init__(
+        self,
+        structure: Structure,
+        leaves: Sequence[PerReplicaRef | Sequence[Any]],
+        *,
+        is_writable: bool,
+        skips_empty: bool,
+    ) -> None:
+        self.structure = structure
+        self.leaves = leaves
+        self.is_writable = is_writable
+        self.skips_empty = skips_empty
+
+    def __len__(self) -> int:
+        first = self.leaves[0]
+        return len(first.handles if type(first) is PerReplicaRef else first)
+
+    def pieces(self, leaf: int) -> Sequence[Any]:
+        """Return the pieces of all replicas of a leaf."""
+        pieces = self.leaves[leaf]
+        return list(map(pieces.part, range(len(self)))) if type(pieces) is PerReplicaRef else pieces
 
 
 class Applied(NamedTuple):

@@ -16,8 +16,7 @@ from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.async_value import AsyncValue, are_on_one_cluster, peek, persisted_value, workers_needed
 from daskdist.strategy.values.collection import ValueCollection
 from daskdist.strategy.values.extract import PerReplicaRef
-from daskdist.strategy.values.no_single_value import NoSingleValue
-from daskdist.strategy.values.placeholders import results_of
+from daskdist.strategy.values.placeholders import NoSingleValue, results_of
 
 # A lock with which two threads that read the same values get the same objects.
 _values_lock: Final = threading.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, NoReturn
 
 import optree
 
@@ -16,7 +16,6 @@ from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.extract import Applied, Extract, Remote
 from daskdist.strategy.values.flat import LEAVES
-from daskdist.strategy.values.no_single_value import NoSingleValue
 
 
 class PendingValue:
@@ -40,6 +39,35 @@ class PendingValue:
         self.known: Any = None
 
 
+class NoSingleValue:
+    """Base of objects that raise an error when used as an array or a number, and say how to get one."""
+
+    __slots__ = ()
+
+    def _refuse(self, operation: str) -> NoReturn:
+        raise TypeError(
+            f"{operation}: a {type(self).__name__} has one value for each replica. Combine them into one with "
+            "strategy.reduce(...) or strategy.gather(...), or get all of them with strategy.local_results(...)"
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self._refuse("numpy.asarray")
+
+    def __float__(self) -> float:
+        self._refuse("float")
+
+    def __int__(self) -> int:
+        self._refuse("int")
+
+    def __complex__(self) -> complex:
+        self._refuse("complex")
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            self._refuse(f"format with {spec!r}")
+        return str(self)
+
+
 class Placeholder:
     """The place of a part in a nest, filled in later."""
 
@@ -56,15 +84,6 @@ class Placeholder:
 def placeholder_of(number: int) -> Placeholder:
     """Return the placeholder of a number; cached, as a pickle stores one object once."""
     return Placeholder(number)
-
-
-@lru_cache(maxsize=64)
-def numbered_placeholders(number: int) -> list[Placeholder]:
-    """Return the placeholders of a number of parts, one object for all calls, so that a message contains it once."""
-    return list(map(placeholder_of, range(number)))
-
-
-_PLACEHOLDERS: Final = frozenset({Placeholder})
 
 
 class Expression:
@@ -148,9 +167,6 @@ class Placeholders:
 def filled(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Any:
     """Return a template with its placeholders filled from results."""
     parts = [pick(results[number]) for number, pick in picks]
-    if type(nest) is list and _PLACEHOLDERS.issuperset(map(type, nest)) and nest == numbered_placeholders(len(parts)):
-        # Most nests are the placeholders themselves.
-        return parts
     return fill(nest, parts)
 
 

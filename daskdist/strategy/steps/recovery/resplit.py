@@ -7,8 +7,7 @@ from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.reduce.gather import cut_piece
 from daskdist.strategy.values.absent import ABSENT
-from daskdist.strategy.values.extract import PerReplicaRef, pick_from_rows
-from daskdist.strategy.values.global_batch import GlobalBatch
+from daskdist.strategy.values.extract import GlobalBatch, PerReplicaRef, pick_from_rows
 from daskdist.strategy.values.placeholders import Placeholders
 
 

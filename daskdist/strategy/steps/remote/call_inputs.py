@@ -9,7 +9,7 @@ from distributed import Worker
 
 from daskdist.core.block import Batches
 from daskdist.execute.messages.failure import Failure
-from daskdist.strategy.reduce.tree import Prepared
+from daskdist.strategy.reduce.tree import FoldPartials
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.promises import Promise, SentValue
 
@@ -84,4 +84,4 @@ def is_quick(inputs: Sequence[Any]) -> bool:
         return False
     prepared, _ = function.made[0]
     values = [result.value for result in results]
-    return Failed in map(type, values) or (isinstance(prepared, Prepared) and prepared.is_quick(values))
+    return Failed in map(type, values) or (isinstance(prepared, FoldPartials) and prepared.is_quick(values))

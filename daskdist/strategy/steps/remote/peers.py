@@ -21,9 +21,8 @@ from daskdist.execute.messages.outbox import BatchStream, Outbox, flush
 _OPERATION: Final = "daskdist_results"
 # Seconds after which received messages are acknowledged.
 _ACKNOWLEDGED_WITHIN_S: Final = 0.05
-# Seconds before the next attempt after a connection on which nothing was acknowledged; doubled each time.
-_FIRST_PAUSE_S: Final = 0.01
-_LONGEST_PAUSE_S: Final = 1.0
+# Seconds before the next attempt after a connection on which nothing was acknowledged.
+_PAUSE_S: Final = 0.1
 # Seconds to wait for an answer on a new connection before the next attempt.
 _ANSWERS_WITHIN_S: Final = 2.0
 # The number of senders whose last message number is remembered.
@@ -53,7 +52,7 @@ class _Link:
             self.kept.append((numbered, failed))
             outbox = self._outbox
             if outbox is not None:
-                outbox.put(numbered)
+                outbox.append(numbered)
         if outbox is not None:
             outbox.flush()
         return True
@@ -138,7 +137,7 @@ class Peers:
         task.add_done_callback(self._tasks.discard)
 
     async def _send_all(self, address: str, link: _Link) -> None:
-        why, pause_s, clock = "it was closed", _FIRST_PAUSE_S, asyncio.get_running_loop().time
+        why, clock = "it was closed", asyncio.get_running_loop().time
         give_up_at = clock() + seconds("timeouts.step")
         try:
             while clock() < give_up_at:
@@ -150,10 +149,9 @@ class Peers:
                 if link.end_if_unused():
                     break
                 if link.num_acknowledged > before:
-                    pause_s, give_up_at = _FIRST_PAUSE_S, clock() + seconds("timeouts.step")
+                    give_up_at = clock() + seconds("timeouts.step")
                 else:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    await asyncio.sleep(_PAUSE_S)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         finally:

@@ -7,7 +7,6 @@ import contextlib
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -45,8 +44,6 @@ from daskdist.strategy.steps.remote.waiting_call import WaitingCall
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.variables.store import VariableStore
 
-# Messages that are not urgent are sent with later ones, or after these seconds.
-_LATER_S: Final = 0.008
 # An input of a call of one of these types holds the value; an input of another type is the value.
 _INPUTS: Final = frozenset({Promise, SentValue, TaskData})
 
@@ -92,11 +89,7 @@ class StepsOnWorker:
         self._loop_thread = threading.get_ident()
         self._batches = BatchStream(comm, is_direct=not is_relayed)
         self._outbox = Outbox(self._batches)
-        # The time of the next `_flush`.
-        self._flush_at = math.inf
-        # Functions to call in the event loop, which is woken once for several of them.
-        self._to_call: deque[Callable[[], Any]] = deque()
-        self._is_woken = self._is_closed = False
+        self._is_closed = False
         # The states that were handed over last.
         self._handed_over: dict[int, dict[int, Any]] = {}
         # Call number -> replica, or 0 for a call of one worker -> promise.
@@ -208,13 +201,13 @@ class StepsOnWorker:
                     f"run: a call for replica {replica}, of which there are fewer now; make it again"
                 )
                 promise.set(Failed(Failure.of(error), None))
-                self._send_outcome(number, replica, promise.get(), SMALL_BYTES, is_urgent=True)
+                self._send_outcome(number, replica, promise.get(), SMALL_BYTES)
                 continue
             slot, executor = self._slots[replica]
             inputs = [sent_function if loaded is None else loaded[0], *map(self._run_input, references)]
             # Bound methods would be further objects of each step under way.
             about = structure, lane_args, undo_from, settings, name, end
-            executor.put(partial(StepsOnWorker._make_run, self, slot, executor, number, promise, inputs, *about))
+            executor.put(partial(StepsOnWorker._make_run, self, slot, number, promise, inputs, *about))
 
     def _call(
         self,
@@ -375,7 +368,9 @@ class StepsOnWorker:
             promise = self._awaited.get(key)
             if promise is None:
                 promise = self._awaited[key] = Promise()
-                self._in_loop(lambda: asyncio.ensure_future(self._bring(key, promise)))
+                # The worker may be closing.
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._bring(key, promise)))
             return promise
 
     async def _bring(self, key: Any, promise: Promise) -> None:
@@ -424,7 +419,6 @@ class StepsOnWorker:
     def _make_run(
         self,
         slot: ReplicaSlot,
-        executor: Executor,
         number: int,
         promise: Promise,
         inputs: Sequence[Any],
@@ -455,7 +449,7 @@ class StepsOnWorker:
                 if undo_log is not None and undo_from is not None:
                     undo_log.begin(number, undo_from)
                 treespec, _ = loaded_structure(structure)
-                picks, leaves = load_sent(template) if type(template) is bytes else template
+                picks, leaves = load_sent(template)
                 filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
                 # Entering a context that changes nothing takes a while, too.
                 if settings is None:
@@ -472,11 +466,7 @@ class StepsOnWorker:
                     undo_log.end()
         is_awaited = promise.is_awaited
         promise.set(outcome)
-        # The outcome is not urgent if a later call awaits it, as it is read later, if at all; or if the program has
-        # sent further calls, as it is not waiting then.
-        most_bytes = SMALL_AWAITED_BYTES if is_awaited else SMALL_BYTES
-        is_urgent = not is_awaited and not executor.has_more
-        self._send_outcome(number, slot.number, outcome, most_bytes, is_urgent=is_urgent)
+        self._send_outcome(number, slot.number, outcome, SMALL_AWAITED_BYTES if is_awaited else SMALL_BYTES)
 
     def _make_call(self, call: WaitingCall) -> None:
         outcome: Any = None
@@ -505,51 +495,17 @@ class StepsOnWorker:
 
     def finish(self, call: WaitingCall, outcome: Any) -> None:
         """Set the result of a call, and send it to the program."""
-        is_awaited = call.promise.is_awaited
         call.promise.set(outcome)
-        is_urgent = not is_awaited and not any(executor.has_more for executor in self._executors)
-        self._send_outcome(call.number, 0, outcome, SMALL_BYTES, is_urgent=is_urgent)
+        self._send_outcome(call.number, 0, outcome, SMALL_BYTES)
 
-    def _send_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int, *, is_urgent: bool) -> None:
+    def _send_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int) -> None:
         is_wanted = number in self._promises or type(outcome) is Failed
         content = outcome_to_send(outcome, most_bytes) if is_wanted else (None, None)
-        self._send(("done", number, replica, *content), is_urgent=is_urgent)
+        self._send(("done", number, replica, *content))
 
-    def _send(self, message: Any, *, is_urgent: bool = True) -> None:
-        self._outbox.put(message)
-        if is_urgent:
-            self._outbox.flush()
-        else:
-            self._flush_within(_LATER_S)
-
-    def _flush_within(self, within_s: float) -> None:
-        flush_at = time.monotonic() + within_s
-        if flush_at < self._flush_at:
-            self._flush_at = flush_at
-            self._in_loop(lambda: self._loop.call_later(within_s, self._flush))
-
-    def _flush(self) -> None:
-        self._flush_at = math.inf
-        if not self._outbox.is_empty:
-            # Further messages are likely, so check again.
-            self._flush_within(_LATER_S)
-            self._outbox.flush()
-
-    def _in_loop(self, function: Callable[[], Any]) -> None:
-        if threading.get_ident() == self._loop_thread:
-            function()
-            return
-        self._to_call.append(function)
-        if not self._is_woken:
-            self._is_woken = True
-            # The worker may be closing.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._call_all)
-
-    def _call_all(self) -> None:
-        self._is_woken = False
-        while self._to_call:
-            self._to_call.popleft()()
+    def _send(self, message: Any) -> None:
+        self._outbox.append(message)
+        self._outbox.flush()
 
 
 def _identities(states: dict[int, dict[int, Any]]) -> set[tuple[int, int, int]]:

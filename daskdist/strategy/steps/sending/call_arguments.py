@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -20,20 +20,9 @@ from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.steps.calls import LOOP_PREFIX, Call, Record
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.steps.sending.sent_objects import SentObject
-from daskdist.strategy.values.extract import ExtractAll, ExtractFromRows, PerReplicaRef
+from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.placeholders import Placeholder, Placeholders, numbered_placeholders
-
-
-class CallSender(Protocol):
-    """The interface of an object that sends calls again.
-
-    A bound method instead would be one more object of each step under way.
-    """
-
-    def send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
-        """Send a call again to given replicas."""
-        ...
+from daskdist.strategy.values.placeholders import Placeholders
 
 
 @dataclass(slots=True)
@@ -67,7 +56,8 @@ class ReplicaCall:
         be undone.
     """
 
-    sender: CallSender
+    # The backend; a bound method would be one more object of each step under way.
+    sender: Any
     function: SentObject
     leaves: Sequence[Any]
     structure: bytes
@@ -79,7 +69,7 @@ class ReplicaCall:
     takes_results: bool
     undo_from: int | None
 
-    def __call__(self, group: ReplicaGroup) -> Call:
+    def __call__(self, group: ReplicaGroup) -> Any:
         return self.sender.send_again(self, group)
 
 
@@ -143,17 +133,12 @@ def as_now(leaf: Any) -> Any:
 
 
 def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
-    # References are sent unchanged; other values are pickled now, since they may change later.
-    if set(map(type, leaves)) == _PLACEHOLDERS and _SIMPLE.issuperset([type(pick) for _, pick in picks]):
-        return picks, numbered_placeholders(len(picks))
+    # Values are pickled now, since they may change later.
     return pickled_value((picks, leaves), lambda: "run: an argument")
 
 
 # Types of arguments with a handle for each replica.
 COLUMNS: Final = frozenset({tuple, Call})
-_PLACEHOLDERS: Final = frozenset({Placeholder})
-# Types that extract parts of results and can always be pickled.
-_SIMPLE: Final = frozenset({ExtractFromRows, ExtractAll})
 
 
 def _template_of(placeholders: Placeholders, leaf: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Rows that a local process keeps for further calls, and rows that only the calls that need some of them read."""
+"""Rows that only the calls that need some of them read, in local processes."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -13,66 +13,15 @@ import numpy as np
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Rows
 from daskdist.core.primitive import Split, same
-from daskdist.execute.caller import Report, report_of
 from daskdist.execute.stream.gather import Joins, Picks, gather
 from daskdist.storage.grouped_splits import joined_split
 
-# The most functions and rows that a process keeps. Dropped rows are computed again.
-_MOST_FUNCTIONS: Final = 64
-_MOST_KEPT: Final = 2
 
-_functions: Final[OrderedDict[str, Callable[..., Any]]] = OrderedDict()
-_kept: Final[OrderedDict[str, Rows]] = OrderedDict()
-
-
-@dataclass(frozen=True)
-class KeptRows:
-    """A description of rows that a process can compute, and then keeps.
-
-    Parameters
-    ----------
-    key
-        Distinguishes them from others.
-    function, args
-        The file of the pickled function that computes them, and its arguments.
-    report
-        The report on them; None before they were computed.
-    """
-
-    key: str
-    function: str
-    args: tuple[Any, ...]
-    report: Report | None = None
-
-
+@lru_cache(maxsize=64)
 def function_of(path: str) -> Callable[..., Any]:
     """Return the pickled function of a file, which is read once."""
-    if path not in _functions:
-        with open(path, "rb") as file:
-            _functions[path] = cloudpickle.loads(file.read())
-        while len(_functions) > _MOST_FUNCTIONS:
-            _functions.popitem(last=False)
-    return _functions[path]
-
-
-def rows_of(kept: KeptRows) -> Rows:
-    """Return rows, computed if this process does not have them."""
-    if kept.key not in _kept:
-        _kept[kept.key] = function_of(kept.function)(*kept.args)
-        while len(_kept) > _MOST_KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end(kept.key)
-    return _kept[kept.key]
-
-
-def report_of_kept(kept: KeptRows) -> Report:
-    """Return the report on rows, which are kept."""
-    return report_of(rows_of(kept))
-
-
-def call_with_part(kept: KeptRows, picks: Picks, unstacked: bool, function: str) -> Any:
-    """Call the pickled function of a file with some of the rows."""
-    return function_of(function)(gather([rows_of(kept)], picks, same, unstacked))
+    with open(path, "rb") as file:
+        return cloudpickle.loads(file.read())  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
