@@ -71,7 +71,7 @@ def is_of_element(error: BaseException) -> bool:
     return hasattr(error, _OF_ELEMENT)
 
 
-def is_new(error: Exception, reported: set[str]) -> bool:
+def must_raise(error: Exception, reported: set[str]) -> bool:
     """Return whether an iterator must raise an error; ``reported`` has the splits whose error it has raised."""
     split = getattr(error, _OF_ELEMENT, "")
     is_known = split in reported

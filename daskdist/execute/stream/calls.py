@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Rows, merge
-from daskdist.core.failing.try_each import TryEachCarried
 from daskdist.core.primitive import Exhausted, Split
 from daskdist.core.selection.runs import RunQueue
 from daskdist.errors import ArgumentError
@@ -54,7 +53,7 @@ class CallWithCarry:
         The number of results, and the value that was carried on, before a position was taken; None if it is unknown.
     """
 
-    function: TryEachCarried
+    function: Callable[..., tuple[Rows, Any]]
     name: str
     num_rows: int | None = None
     carried: tuple[Any, ...] | None = None

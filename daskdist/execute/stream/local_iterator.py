@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows, writable_element
-from daskdist.core.failing.failed_element import is_new, is_of_element
+from daskdist.core.failing.failed_element import is_of_element, must_raise
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Node, warn_if_empty
@@ -379,7 +379,7 @@ class _Current:
             self.elements = None
             # A batch that is a view of its block is stacked here.
             self.place += is_of_element(error) or isinstance(error, StackError)
-            if is_new(error, self.reported):
+            if must_raise(error, self.reported):
                 raise
             return self.take(caller, empty, reported_spec)
         self.place += 1

@@ -11,7 +11,7 @@ from typing import Any, Final
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
 from daskdist.core.failing.error_copy import type_and_arguments
-from daskdist.core.failing.failed_element import is_new, is_of_element
+from daskdist.core.failing.failed_element import is_of_element, must_raise
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import warn_if_empty
@@ -299,7 +299,7 @@ class DistributedIterator(Advised):
         except Exception as error:
             if is_of_element(error) and not self._puts_on_devices:
                 # Only this step failed; others follow it.
-                if is_new(error, self._reported):
+                if must_raise(error, self._reported):
                     raise
                 return self._next()
             # The rest of the pass lacks a step that was taken.

@@ -16,7 +16,7 @@ import optree
 
 from daskdist.core.block import PartlyFailed, writable_element
 from daskdist.core.dataset_base import node_of
-from daskdist.core.failing.failed_element import FailedElement, is_new
+from daskdist.core.failing.failed_element import FailedElement, must_raise
 from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
@@ -150,7 +150,7 @@ class ReplicaIterator(Iterator[Any]):
             if not isinstance(element, FailedElement):
                 return element
             error = element.again()
-            if is_new(error, self._reported):
+            if must_raise(error, self._reported):
                 self._has_more = True
                 raise error
 
