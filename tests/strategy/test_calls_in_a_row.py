@@ -6,7 +6,7 @@ import dask
 import numpy as np
 import pytest
 
-from daskdist import Dataset, MultiWorkerMirroredStrategy
+from daskdist import Dataset, MultiWorkerMirroredStrategy, PerReplica, errors
 
 pytestmark = pytest.mark.cluster
 
@@ -83,3 +83,21 @@ def test_a_failure_leaves_later_calls_as_they_are(on_cluster):
         float(results.pop(2))
     sums = ROWS["x"].reshape(-1, 20).sum(1)
     np.testing.assert_allclose(list(map(float, results)), np.delete(sums, 2))
+
+
+def test_a_reduction_that_fails_is_raised_where_it_is_needed(on_cluster):
+    def first(weights, size):
+        return np.ones(size)
+
+    def step(sizes):
+        return on_cluster.reduce("SUM", on_cluster.run(first, args=(1, sizes)), axis=None)
+
+    for _ in range(3):
+        on_cluster.run(first, args=(step(2), 2))
+    failed = step(PerReplica([2, 3]))
+    depends = on_cluster.run(first, args=(failed, 2))
+    for value in (depends, failed):
+        with pytest.raises(errors.ArgumentError, match="shapes differ"):
+            on_cluster.local_results(value)
+    for _ in range(5):
+        assert on_cluster.local_results(on_cluster.run(float, args=(1,))) == (1.0, 1.0)

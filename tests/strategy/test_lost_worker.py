@@ -19,6 +19,7 @@ from distributed.worker_state_machine import AcquireReplicasEvent, FreeKeysEvent
 import daskdist
 from daskdist import Dataset, errors, waiting
 from daskdist.execute.callers import submit
+from daskdist.strategy.replica.contract import internals_of
 
 
 @pytest.fixture
@@ -43,6 +44,30 @@ def test_a_killed_worker_loses_no_row_and_hangs_nothing(own_client):
     assert lost not in strategy.workers
     assert isinstance(int(strategy.run(os.getpid)), int)
     strategy.close()
+
+
+@pytest.mark.cluster
+def test_a_small_result_outlives_the_worker_that_computed_it(own_client):
+    starts = daskdist.PerReplica([np.linspace(0, 1, 500), np.linspace(1, 3, 500) ** 3])
+
+    def gradient(weights, start):
+        return weights * 0.1 + start
+
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        weights, expected = np.ones(500), np.ones(500)
+        for _ in range(4):
+            weights = strategy.reduce("MEAN", strategy.run(gradient, args=(weights, starts)), axis=None)
+            expected = np.mean([gradient(expected, start) for start in starts.values], axis=0)
+        # Wait for the weights without looking at them.
+        strategy.local_results(strategy.run(np.sum, args=(weights,)))
+        root = strategy.workers[0]
+        os.kill(own_client.run(os.getpid)[root], signal.SIGKILL)
+        eventually(lambda: not internals_of(strategy).backend.streams.is_open(root))
+        np.testing.assert_array_equal(np.asarray(weights), expected)
+        with pytest.raises((errors.ClusterError, errors.CollectiveError), match=f"lost {root}"):
+            strategy.local_results(strategy.run(np.copy, args=(weights,)))
+        (actual,) = strategy.local_results(strategy.run(np.copy, args=(weights,)))
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.cluster
