@@ -17,16 +17,17 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Final
 
+import cloudpickle
 import dask
 import numpy as np
 
 from daskdist.config import all_settings, seconds
 from daskdist.errors import ClusterError, WaitTimeoutError
-from daskdist.execute.callers.unread_rows import function_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.shared_memory import MEMORY, Forks, Lease, PackedArrays, Segments, mapped
 from daskdist.waiting import wait_intervals
@@ -48,6 +49,13 @@ _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 # The C library keeps the memory of arrays, of which each call needs as many again; otherwise the system would clear it
 # for each call anew.
 _KEPT_MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
+
+
+@lru_cache(maxsize=64)
+def function_of(path: str) -> Callable[..., Any]:
+    """Return the pickled function of a file, which is read once."""
+    with open(path, "rb") as file:
+        return cloudpickle.loads(file.read())  # type: ignore[no-any-return]
 
 
 def _answer(

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Rows
 from daskdist.core.primitive import Split, same
+from daskdist.execute.callers.process_pool import function_of
 from daskdist.execute.stream.gather import Joins, Picks, gather
 from daskdist.storage.grouped_splits import joined_split
-
-
-@lru_cache(maxsize=64)
-def function_of(path: str) -> Callable[..., Any]:
-    """Return the pickled function of a file, which is read once."""
-    with open(path, "rb") as file:
-        return cloudpickle.loads(file.read())  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -293,18 +293,21 @@ def with_report(values: Sequence[Any]) -> tuple[int, int, tuple[Skipped, ...], A
 class FailedInPlace:
     """A cursor of an arrangement of elements with facts: an element that failed, and so has none, is one of its own.
 
-    It can skip elements by arithmetic only if it is given the method of its cursor, as no element has failed.
-
     Parameters
     ----------
     cursor
         The cursor, which passes on the signal `FailedRun`.
     is_grouped
         Whether its elements are batches, of which the failed element is one.
+    skips
+        Whether it can skip elements by the arithmetic of its cursor, as none has failed.
     """
 
-    def __init__(self, cursor: Any, *, is_grouped: bool) -> None:
+    def __init__(self, cursor: Any, *, is_grouped: bool, skips: bool) -> None:
         self.cursor = cursor
+        if skips:
+            # `SkippingByArithmetic` is recognised by this method.
+            self.skip = cursor.skip
         self._is_grouped = is_grouped
         # The error of the element that was pulled last, see `FailedRun`.
         self.failed_now: Exception | None = None

@@ -207,10 +207,8 @@ class Interpreter(StreamRuntime):
                     cursor = arrangement.open(inputs, epoch, context)
                     if not any(isinstance(source, Fact) and not source.is_strict for source in primitive.inputs):
                         return cursor
-                    in_place = FailedInPlace(cursor, is_grouped=primitive.grouped > 0)
-                    if isinstance(cursor, SkippingByArithmetic) and not self._have_failed(path):
-                        in_place.skip = cursor.skip  # type: ignore[attr-defined]
-                    return in_place
+                    skips = isinstance(cursor, SkippingByArithmetic) and not self._have_failed(path)
+                    return FailedInPlace(cursor, is_grouped=primitive.grouped > 0, skips=skips)
 
                 return opened
 
