@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -33,13 +34,20 @@ from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.waiting import wait_intervals
 
 
-def test_a_wait_is_logged_and_ends(caplog):
+def test_a_wait_is_logged_and_ends(caplog, monkeypatch):
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(waiting, "time", clock)
+
+    def wait():
+        for within_s in wait_intervals("a thing", "timeouts.data"):
+            clock.now_s += within_s
+
     with (
-        dask.config.set({"daskdist.timeouts.data": 0.05}),
-        pytest.raises(errors.WaitTimeoutError, match=r"waited 0 s for a thing, .* longer than daskdist.timeouts.data"),
+        dask.config.set({"daskdist.timeouts.data": 50}),
+        pytest.raises(errors.WaitTimeoutError, match=r"waited 50 s for a thing, .* longer than daskdist.timeouts.data"),
     ):
-        all(threading.Event().wait(within_s) is False for within_s in wait_intervals("a thing", "timeouts.data"))
-    assert "waiting for a thing for 0 s, up to 0.05 s (daskdist.timeouts.data)" in caplog.text
+        wait()
+    assert caplog.messages == ["waiting for a thing for 25 s, up to 50 s (daskdist.timeouts.data)"]
 
 
 def test_a_wait_without_limit_continues():
