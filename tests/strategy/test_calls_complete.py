@@ -133,7 +133,9 @@ def test_calls_of_a_program_that_ends(client, tmp_path, where, end):
     folder = tmp_path / "notes"
     folder.mkdir()
     address = client.scheduler.address if where == "remote" else where
-    done = programs.run(program, folder, address, end, timeout=80, cwd=tmp_path, env=programs.FORKED_WORKERS)
+    # Clusters that share a directory remove each other's.
+    env = {**programs.FORKED_WORKERS, "DASK_TEMPORARY_DIRECTORY": str(tmp_path)}
+    done = programs.run(program, folder, address, end, timeout=80, cwd=tmp_path, env=env)
     assert (done.returncode, done.stdout) == (3 if end == "exit" else 0, ""), done.stderr
     assert without_closing(done.stderr) == ""
     assert list(lines_of(folder).values()) == [["first", *map(str, range(NUM_CALLS))]] * 2
