@@ -485,6 +485,18 @@ def eventually(is_so, within_s=20.0):
     return actual
 
 
+@pytest.fixture
+def caplog(caplog):
+    """Return pytest's `caplog`, without what Dask's servers in this process report of themselves meanwhile."""
+
+    def is_kept(record):
+        return record.levelno >= logging.WARNING or not record.name.startswith("distributed")
+
+    caplog.handler.addFilter(is_kept)
+    yield caplog
+    caplog.handler.removeFilter(is_kept)
+
+
 # What Dask may log while it closes a cluster on a slow machine, also an idle one: a worker closes during its heartbeat,
 # or the scheduler tells the cluster object, which is closed already, of a worker that left. A traceback may follow.
 _CLOSING = re.compile(
