@@ -248,6 +248,22 @@ def test_nothing_is_kept_of_data_that_came(on_cluster, client):
     eventually(lambda: set(client.run(waits).values()) == {0})
 
 
+def test_a_call_that_is_made_again_waits_for_data_that_failed_before(on_cluster, client):
+    def waits_again(token, dask_worker):
+        from daskdist.strategy.steps.remote.worker_streams import steps_of
+
+        steps, why = steps_of(dask_worker, token), Failed(Failure.of(KeyError("gone")), None)
+        first = steps.awaited("no such key")
+        steps._key_failed("no such key", why)
+        second = steps.awaited("no such key")
+        are_set = first.is_set, second.is_set
+        steps._key_failed("no such key", why)
+        return *are_set, second.is_set
+
+    token = internals_of(on_cluster).group.now.token
+    assert set(client.run(waits_again, token).values()) == {(True, False, True)}
+
+
 def test_values_of_another_strategy_on_the_cluster_are_usable(on_cluster, client):
     def number(x):
         return np.full(3, float(x))

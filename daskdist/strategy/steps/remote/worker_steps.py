@@ -281,7 +281,10 @@ class StepsOnWorker:
                     promise.set(why)
 
     def _key_failed(self, key: Any, why: Failed) -> None:
-        if (promise := self._awaited.get(key)) is not None:
+        # A call that is made again waits for data that was submitted again.
+        with self._lock:
+            promise = self._awaited.pop(key, None)
+        if promise is not None:
             promise.set(why)
 
     def _fail(self, number: int, replica: int, why: Failed) -> None:
@@ -383,7 +386,8 @@ class StepsOnWorker:
             value = Failed(Failure.of(error), None)
         asking.cancel()
         with self._lock:
-            self._awaited.pop(key, None)
+            if self._awaited.get(key) is promise:
+                del self._awaited[key]
         promise.set(value)
 
     def _input(self, reference: Any) -> Any:
