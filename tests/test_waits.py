@@ -34,16 +34,11 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "execute/callers/fetch.py": {"future.result", "task.result"},
         "execute/callers/sent_blocks.py": {"done.exception"},
         "execute/callers/submit.py": {"task.result"},
+        "execute/messages/link.py": {"next(iter(done)).exception", "next(iter(done)).result"},
         "execute/callers/threads.py": {"handle.exception", "handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},
-        "service/consumer/worker_connection.py": {"task.exception"},
         "service/dispatcher/scheduler_plugin.py": {"writing.exception"},
-        "service/worker/worker_plugin.py": {"writing.exception"},
-        "strategy/collectives/liveness.py": {"ended.exception", "self._asked.result", "task.result"},
         "strategy/steps/remote/data_keys.py": {"gathering.result"},
-        "strategy/steps/remote/peers.py": {"next(iter(done)).result", "task.exception"},
-        "strategy/steps/remote/worker_steps.py": {"task.exception"},
-        "strategy/steps/stream.py": {"task.exception"},
         "strategy/steps/stream_set.py": {"done.exception"},
     },
     "the coroutine has a limit, or waits for nothing": {
@@ -56,9 +51,6 @@ LISTED: dict[str, dict[str, set[str]]] = {
             "asyncio.run_coroutine_threadsafe(_asked(address, request), event_loop()).result"
         },
         "service/servers.py": {"stop.wait"},
-        "strategy/collectives/mailbox.py": {
-            "asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result"
-        },
         "strategy/placement/cluster_resolver.py": {"thread.submit(asyncio.run, greet()).result"},
         "strategy/steps/remote/data_keys.py": {"event.wait"},
         "strategy/steps/remote/program_report.py": {"self.client.sync"},

@@ -493,7 +493,7 @@ def test_epochs_leave_nothing(client):
     def kept_by_worker(dask_worker):
         plugin = dask_worker.plugins["daskdist-service"]
         tasks = {name: part for name, part in vars(plugin.tasks).items() if hasattr(part, "__len__")}
-        return {"outboxes": len(plugin._outboxes), **{name: len(part) for name, part in tasks.items()}}
+        return {"links": len(plugin._links), **{name: len(part) for name, part in tasks.items()}}
 
     def kept_by_scheduler(dask_scheduler):
         dispatcher = dask_scheduler.plugins["daskdist-service"].dispatcher

@@ -138,7 +138,7 @@ class Loop:
             PickledDataset(cloudpickle.dumps(dataset._node)),
             lambda: None,
             lambda *call: self.calls.put(call),
-            lambda name, message, num_bytes=0: self.sent.append(message),
+            lambda name, message: self.sent.append(message),
             lambda *event: None,
         )
 
@@ -254,8 +254,8 @@ def test_a_dataset_is_unpickled_once_for_the_leases_that_a_worker_has():
 
 def compressions_in_use(dask_worker):
     """Return how the connections of consumers to a worker are compressed."""
-    outboxes = dask_worker.plugins["daskdist-service"]._outboxes.values()
-    return [outbox._stream.comm.handshake_options["compression"] for _, outbox in outboxes]
+    links = dask_worker.plugins["daskdist-service"]._links.values()
+    return [link.batches.comm.handshake_options["compression"] for _, link in links]
 
 
 @pytest.mark.cluster
@@ -280,8 +280,8 @@ def test_served_elements_are_compressed_from_another_host(host, compression):
 
 
 def abort_connections(dask_worker):
-    for _, outbox in dask_worker.plugins["daskdist-service"]._outboxes.values():
-        outbox._stream.comm.abort()
+    for _, link in dask_worker.plugins["daskdist-service"]._links.values():
+        link.batches.comm.abort()
 
 
 @pytest.mark.cluster

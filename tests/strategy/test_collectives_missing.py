@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
-import gc
 import os
 import re
 import signal
@@ -23,8 +21,8 @@ from programs import Program
 import daskdist
 from daskdist import errors
 from daskdist.config import seconds
-from daskdist.strategy.collectives.liveness import _within
 from daskdist.strategy.collectives.mailbox import mailbox_of
+from daskdist.strategy.collectives.messages import Answer, Mail
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, left_error
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.cluster]
@@ -47,6 +45,29 @@ def told(call):
         return f"gave {call()}"
     except errors.CollectiveError as error:
         return f"{time.monotonic() - begin:.1f} {error}"
+
+
+def hold_messages(links, is_held):
+    """Hold messages back that are sent from now on; return a function that sends them, and ends this."""
+    send, lock, held = links.send, threading.Lock(), []
+
+    def send_later(*message):
+        with lock:
+            if held is not None and is_held(message[1]):
+                held.append(message)
+            else:
+                send(*message)
+
+    def release():
+        nonlocal held
+        with lock:
+            for message in held:
+                send(*message)
+            held = None
+            del links.send
+
+    links.send = send_later
+    return release
 
 
 @pytest.fixture(scope="module")
@@ -193,26 +214,24 @@ def test_replicas_that_called_and_ended_are_not_missing_while_messages_are_under
     def step(folder, missing):
         if context().replica_id_in_sync_group:
             return with_some_missing(folder, missing, 2, "merge_call")
-        mailbox = mailbox_of(get_worker())
-        send = mailbox._send
-
-        async def send_late(address, message):
-            end = time.monotonic() + 20
-            while not os.path.exists(f"{folder}/told 2") and time.monotonic() < end:
-                await asyncio.sleep(0.02)
-            await send(address, message)
-
-        mailbox._send = send_late
-        try:
-            return with_some_missing(folder, missing, 2, "merge_call")
-        finally:
-            # Messages that are already on their way are still late.
-            mailbox._send = send
+        release = hold_messages(mailbox_of(get_worker()).links, lambda message: True)
+        threading.Thread(target=lambda: (until(lambda: os.path.exists(f"{folder}/told 2"), 20), release())).start()
+        return with_some_missing(folder, missing, 2, "merge_call")
 
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
         with dask.config.set({"daskdist.timeouts.collective": 1}):
             values = strategy.run(step, args=(str(tmp_path), daskdist.PerReplica([[3]] * 4)))
         assert_told(strategy.local_results(values), [3], 1)
+
+
+def test_one_that_has_ended_is_waited_for_while_it_sends(on_cluster):
+    def step():
+        if context().replica_id_in_sync_group == 0:
+            release = hold_messages(mailbox_of(get_worker()).links, lambda message: True)
+            threading.Timer(1, release).start()
+        return context().merge_call(lambda strategy: 7)
+
+    assert on_cluster.local_results(on_cluster.run(step)) == (7, 7)
 
 
 def test_settings_made_by_a_function_take_precedence(on_cluster, tmp_path):
@@ -245,23 +264,15 @@ def test_a_replica_that_arrives_during_a_question_has_arrived(on_cluster):
             with dask.config.set({"daskdist.timeouts.collective": 0.2}):
                 return context().all_reduce("SUM", 1)
         # Delay the worker's answer, so that it is outdated when it arrives.
-        worker = get_worker()
-        answer, asked, given = worker.handlers["daskdist_step_status"], threading.Event(), threading.Event()
-
-        async def late(**message):
-            actual = await answer(**message)
-            asked.set()
-            while not given.is_set() or mailbox_of(worker)._on_its_way:
-                await asyncio.sleep(0.01)
-            return actual
-
-        worker.handlers["daskdist_step_status"] = late
+        asked = threading.Event()
+        release = hold_messages(
+            mailbox_of(get_worker()).links, lambda message: type(message) is Answer and not asked.set()
+        )
         try:
             asked.wait(20)
             return context().all_reduce("SUM", 1)
         finally:
-            given.set()
-            worker.handlers["daskdist_step_status"] = answer
+            release()
 
     assert on_cluster.local_results(on_cluster.run(step)) == (2, 2)
 
@@ -396,31 +407,6 @@ def test_a_worker_that_holds_the_lock_of_python_is_not_lost(on_cluster):
         assert on_cluster.local_results(on_cluster.run(step)) == (2, 2)
 
 
-def test_errors_of_an_abandoned_request_are_not_reported():
-    said = []
-
-    async def ask():
-        asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told["message"]))
-        over = asyncio.Event()
-
-        async def fails():
-            try:
-                await asyncio.sleep(0.05)
-                raise OSError("gone")
-            finally:
-                over.set()
-
-        asked = asyncio.ensure_future(_within(20, fails()))
-        await asyncio.sleep(0.01)
-        asked.cancel()
-        await asyncio.wait([asked])
-        await over.wait()
-
-    asyncio.run(ask())
-    gc.collect()
-    assert said == []
-
-
 @pytest.fixture(scope="module")
 def unwatched():
     """Return a client of two workers without nannies, and the workers' processes."""
@@ -493,26 +479,21 @@ def dies(number, killed, kind):
     # Do one collective first; even its message from the lost replica may not have been sent.
     context().all_reduce("SUM", 1)
 
-    async def kill(*args):
-        os.kill(os.getpid(), signal.SIGKILL)
-
     if kind == "merge_call":
         # The function runs in the process of the first replica.
         return context().merge_call(lambda strategy: os.kill(os.getpid(), signal.SIGKILL))
     if number in killed:
-        mailbox = mailbox_of(own)
-        send = mailbox._send
+        links = mailbox_of(own).links
+        send = links.send
 
-        async def send_most(address, message):
+        def send_most(address, message, *over):
             # For large values, the others then have its value, and wait for its part of the result.
-            await (kill() if message["part"] == "part" or kind == "small" else send(address, message))
+            if type(message) is Mail and (message.part == "part" or kind == "small"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            send(address, message, *over)
 
-        mailbox._send = send_most
-    result = context().all_reduce("SUM", np.ones(100_000 if kind == "large" else 1))
-    if number in killed:
-        # This replica has what the others sent, and would return before the event loop's thread kills the process.
-        threading.Event().wait(20)
-    return result
+        links.send = send_most
+    return context().all_reduce("SUM", np.ones(100_000 if kind == "large" else 1))
 
 
 @pytest.mark.parametrize("per_worker", [1, 2])

@@ -21,10 +21,9 @@ from distributed import Client, LocalCluster, WorkerPlugin
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.execute.messages.outbox import Outbox
+from daskdist.execute.messages.link import Link
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.recovery import worker_recovery
-from daskdist.strategy.steps.stream import StepStream
 
 pytestmark = pytest.mark.cluster
 NUM_ROWS = 2_400
@@ -579,10 +578,10 @@ def test_a_step_that_was_taken_is_not_left_out_if_its_function_cannot_be_called(
 def test_another_worker_tells_of_a_loss_first(killable_workers, monkeypatch):
     failures = []
 
-    def is_read_late(method):
-        async def read(self):
+    def is_noticed_late(method):
+        async def run(*args, **kwargs):
             try:
-                await method(self)
+                await method(*args, **kwargs)
             except OSError:
                 until = time.monotonic() + 10
                 while not failures[0] and time.monotonic() < until:
@@ -591,10 +590,9 @@ def test_another_worker_tells_of_a_loss_first(killable_workers, monkeypatch):
                 await asyncio.sleep(0.3)
                 raise
 
-        return read
+        return run
 
-    monkeypatch.setattr(StepStream, "_read", is_read_late(StepStream._read))
-    monkeypatch.setattr(Outbox, "write_all", is_read_late(Outbox.write_all))
+    monkeypatch.setattr(Link, "run", is_noticed_late(Link.run))
     client = killable_workers.wait()
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=1) as strategy:
         failures.append(internals_of(strategy).backend.streams.failures)

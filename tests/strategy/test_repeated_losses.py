@@ -209,8 +209,7 @@ def test_a_loop_that_ends_each_worker_is_not_made_on_the_last(tmp_path, restarts
 
 def is_all_reported(worker):
     """Return whether a worker has told its programs of all calls that are over."""
-    streams = [steps._outbox for steps in _streams[worker].by_token.values()]
-    return all(outbox.is_empty and not outbox._stream.comm.stream.writing() for outbox in streams)
+    return not any(steps._link.state.kept for steps in _streams[worker].by_token.values())
 
 
 def test_workers_that_are_lost_at_different_steps_end_no_pass(strategy_beside_tasks, tmp_path):

@@ -22,10 +22,11 @@ from distributed.comm import connect, listen
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
 from daskdist.execute.callers import live_workers
+from daskdist.execute.messages.failure import Packed
 from daskdist.execute.messages.outbox import BatchStream
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.outcomes import Packed, StaysOnWorker, loaded_structure, outcome_to_send, received_outcome
+from daskdist.strategy.steps.outcomes import StaysOnWorker, loaded_structure, outcome_to_send, received_outcome
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.promises import Promise
 from daskdist.strategy.values.extract import FlatResult
@@ -645,19 +646,6 @@ def test_a_worker_that_is_stopped_for_a_while_is_waited_for(on_cluster, caplog):
         resuming.join()
     assert total == 2.0
     assert f"{worker} answers again" in caplog.text
-
-
-@pytest.mark.cluster
-def test_time_in_which_the_program_did_not_listen_is_no_silence_of_a_worker(on_cluster, client):
-    (stream, *_) = internals_of(on_cluster).backend.streams._streams.values()
-
-    async def have_died():
-        now = time.monotonic()
-        stream.ask_for_answer(now)
-        return [stream.close_if_silent(now + unheard_s, unheard_s) for unheard_s in (0, 1000)]
-
-    assert asyncio.run_coroutine_threadsafe(have_died(), client.loop.asyncio_loop).result(10) == [False, False]
-    assert on_cluster.local_results(on_cluster.run(float, args=(1,))) == (1.0, 1.0)
 
 
 @pytest.mark.cluster

@@ -20,6 +20,7 @@ from distributed.comm.tcp import TCP
 
 import daskdist
 from daskdist import errors
+from daskdist.strategy.collectives.mailbox import mailbox_of
 
 pytestmark = pytest.mark.cluster
 
@@ -62,7 +63,7 @@ def cut_all_the_time(client, num_cuts):
 
     def run():
         while not is_over.wait(0.03):
-            num_cuts.append(sum(client.run(cut("daskdist_results")).values()))
+            num_cuts.append(sum(client.run(cut("daskdist_link")).values()))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -74,35 +75,26 @@ def cut_all_the_time(client, num_cuts):
 
 
 def kept(dask_worker):
-    from daskdist.strategy.steps.remote.worker_streams import _streams
-
-    return sum(len(link.kept) for link in _streams[dask_worker]._peers._links.values())
+    return mailbox_of(dask_worker).links.num_kept()
 
 
 def test_messages_between_workers_arrive_once_and_in_order(own_client):
     num_messages = 1500
 
     async def collect(dask_worker):
-        from daskdist.strategy.steps.remote.worker_streams import _streams
-
-        dask_worker.came, peers = [], _streams[dask_worker]._peers
-        dask_worker.before, peers._receive = peers._receive, dask_worker.came.append
+        dask_worker.came = []
+        mailbox_of(dask_worker).links.handlers[tuple] = lambda sender, message: dask_worker.came.append(message)
 
     async def send(address, dask_worker):
-        from daskdist.strategy.steps.remote.worker_streams import _streams
-
-        failures = []
+        reasons = []
         for number in range(num_messages):
             # Every fiftieth message is larger than the buffers of a socket.
             size = 2**20 if number % 50 == 0 else 2**10
-            _streams[dask_worker]._peers.send(address, (number, np.full(size, number)), failures.append)
+            mailbox_of(dask_worker).links.send(address, (number, np.full(size, number)), reasons.append)
             await asyncio.sleep(0.001)
-        return failures
+        return [why for why in reasons if why is not None]
 
     async def came(dask_worker):
-        from daskdist.strategy.steps.remote.worker_streams import _streams
-
-        _streams[dask_worker]._peers._receive = dask_worker.before
         return [number for number, array in dask_worker.came if (array == number).all()]
 
     with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:

@@ -23,6 +23,7 @@ from distributed.gc import disable_gc_diagnosis, enable_gc_diagnosis
 import daskdist
 from daskdist import Dataset, errors
 from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.calls import Record
 from daskdist.strategy.steps.outcomes import Failed
@@ -196,27 +197,25 @@ def test_workers_are_asked_for_an_answer_between_calls_only(on_cluster, client):
         streams._ping()
 
     with streams.lock:
-        before = [each.num_messages for each in streams._streams.values()]
+        before = [each.link.state.num_sent for each in streams._streams.values()]
         asked = asyncio.run_coroutine_threadsafe(ping(), loop)
         with pytest.raises(TimeoutError):
             asked.result(0.1)
-        assert [each.num_messages for each in streams._streams.values()] == before
+        assert [each.link.state.num_sent for each in streams._streams.values()] == before
     asked.result(10)
 
 
 def test_everyone_who_sends_to_a_worker_that_is_not_reached_hears_of_it(on_cluster, client):
     async def send(dask_worker):
-        from daskdist.strategy.steps.remote.worker_streams import _streams
-
-        peers, reasons = _streams[dask_worker]._peers, []
+        links, reasons = mailbox_of(dask_worker).links, []
         for number in range(3):
-            peers.send("nowhere://x", number, reasons.append)
+            links.send("nowhere://x", number, reasons.append)
         while len(reasons) < 3:
             await asyncio.sleep(0.01)
-        return len(reasons), list(peers._links).count("nowhere://x")
+        return len(reasons), None in reasons, list(links._links).count("nowhere://x")
 
     on_cluster.local_results(on_cluster.run(float, args=(1,)))
-    assert set(client.run(send).values()) == {(3, 0)}
+    assert set(client.run(send).values()) == {(3, False, 0)}
 
 
 async def open_and_leave(group, dask_worker):

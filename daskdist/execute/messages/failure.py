@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import traceback
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from daskdist.core.failing.packed_error import as_text, pack_error, unpacked_error
 from daskdist.execute.messages.pickling import dumps_on_host, on_host
 
+# Smaller buffers are copied into a pickle: the header of a separate frame takes longer than the copy.
+LARGE_BYTES: Final = 2**16
 _ENDS_A_PROCESS: Final = (SystemExit, KeyboardInterrupt)
 
 
@@ -68,6 +70,54 @@ def pickle_with_buffers(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
         if b"__main__" not in pickled:
             break
     return pickled, buffers
+
+
+class Packed(NamedTuple):
+    """A value in the form in which it is sent.
+
+    Parameters
+    ----------
+    pickled
+        The pickle.
+    buffers
+        Its buffers, which are not in the pickle.
+    are_writable
+        For each buffer whether its array may be written into.
+    """
+
+    pickled: bytes
+    buffers: list[Any]
+    are_writable: list[bool]
+
+    @classmethod
+    def of(cls, value: Any) -> Packed:
+        """Return a packed value, whose arrays are not copied; raise what pickling raises."""
+        pickled, buffers = pickle_with_buffers(value)
+        views = [buffer.raw() for buffer in buffers]
+        return cls(pickled, list(map(_Buffer, views)), [not view.readonly for view in views])
+
+    def copied(self) -> Packed:
+        """Return the same with copies of the buffers."""
+        copies = [bytes(buffer.raw) for buffer in self.buffers]
+        return self._replace(buffers=[_Buffer(memoryview(x)) if len(x) >= LARGE_BYTES else x for x in copies])
+
+    def value(self) -> Any:
+        """Return the value."""
+        buffers = map(writable_like, self.buffers, self.are_writable)
+        return pickle.loads(self.pickled, buffers=list(buffers))
+
+
+class _Buffer:
+    # Bytes-like memory, pickled as a buffer of its own without a copy.
+    def __init__(self, raw: memoryview) -> None:
+        self.raw = raw
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _same, (pickle.PickleBuffer(self.raw),)
+
+
+def _same(buffer: Any) -> Any:
+    return buffer
 
 
 def writable_like(frame: Any, is_writable: bool) -> Any:

@@ -8,7 +8,7 @@ import pickle
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -17,13 +17,13 @@ from distributed.comm import Comm, CommClosedError
 from distributed.protocol import to_serialize
 from tornado.iostream import StreamClosedError
 
-# Smaller buffers are copied into the pickle: the header of a separate frame takes longer than the copy.
-_SMALL_BYTES: Final = 2**16
+from daskdist.execute.messages.failure import LARGE_BYTES
+
 # A framed batch begins with the length of its pickle and the number of its buffers. Their lengths follow.
 _HEADER: Final = struct.Struct("<QQ")
 _READ_BYTES: Final = 2**16
-# The most bytes of one write; TLS libraries have a limit of 2 GiB.
-_MOST_WRITTEN_BYTES: Final = 2**30
+# The most bytes of one write. So many exceed the buffers of sockets: after it, the other end is known to read.
+_MOST_WRITTEN_BYTES: Final = 2**24
 
 
 class BatchStream:
@@ -46,6 +46,8 @@ class BatchStream:
         # An in-process comm passes buffers without copying, although each side may modify its own.
         self._is_shared = str(comm.peer_address).startswith("inproc://")
         self._buffer = bytearray()
+        # The bytes read, and those that the other end is known to have read.
+        self.num_read = self.num_read_there = 0
 
     async def write(self, batch: Sequence[Any]) -> None:
         """Write messages; return once the operating system has them."""
@@ -53,12 +55,12 @@ class BatchStream:
         try:
             if self._is_framed:
                 sizes = struct.pack(f"<{len(buffers)}Q", *[buffer.nbytes for buffer in buffers])
-                await _write(self.comm, _HEADER.pack(len(pickled), len(buffers)) + sizes + pickled)
+                await self._write(_HEADER.pack(len(pickled), len(buffers)) + sizes + pickled)
                 while buffers:
-                    await _write(self.comm, buffers.pop(0))
+                    await self._write(buffers.pop(0))
             else:
                 # Dask copies large bytes less often if they are marked.
-                large = to_serialize(pickled) if len(pickled) >= _SMALL_BYTES else pickled
+                large = to_serialize(pickled) if len(pickled) >= LARGE_BYTES else pickled
                 await self.comm.write({"m": large, "f": list(map(to_serialize, buffers))})
                 # `Comm.write` returns once the data is in a buffer.
                 await flush(self.comm)
@@ -71,6 +73,7 @@ class BatchStream:
         """Return the messages that were written together; raise `OSError` if the comm is closed."""
         if not self._is_framed:
             message = await self.comm.read()
+            self.num_read += sum(memoryview(frame).nbytes for frame in (message["m"], *message["f"]))
             return pickle.loads(message["m"], buffers=message["f"])  # type: ignore[no-any-return]
         num_bytes, num_buffers = _HEADER.unpack(await self._take(_HEADER.size))
         sizes = struct.unpack(f"<{num_buffers}Q", await self._take(8 * num_buffers))
@@ -78,8 +81,19 @@ class BatchStream:
         messages: list[Any] = pickle.loads(pickled, buffers=[await self._take(size) for size in sizes])
         return messages
 
+    async def _write(self, data: bytes | memoryview) -> None:
+        try:
+            for start in range(0, max(len(data), 1), _MOST_WRITTEN_BYTES):
+                await _write(self.comm, data[start : start + _MOST_WRITTEN_BYTES])
+                if start:
+                    self.num_read_there += _MOST_WRITTEN_BYTES
+        finally:
+            # Tracebacks must not refer to the data, for the reason given in `write`.
+            del data
+
     async def _take(self, num_bytes: int) -> bytearray | memoryview:
         buffer = self._buffer
+        self.num_read += num_bytes
         try:
             if num_bytes > len(buffer) + _READ_BYTES:
                 taken, num_there = np.empty(num_bytes, np.uint8).data, len(buffer)
@@ -117,18 +131,14 @@ class Outbox:
         self._event = asyncio.Event()
         # True while the writer waits for `_event`, which nobody has set yet.
         self._is_idle = False
-        # Bytes of large values added so far, and bytes written so far. Each counter is changed by one thread at a time.
-        self._num_added = self._num_written = 0
 
-    def append(self, message: Any, num_bytes: int = 0) -> None:
-        """Add a message to be sent after the next `flush`; ``num_bytes`` is the size of its large values."""
-        self._num_added += num_bytes
+    def append(self, message: Any) -> None:
+        """Add a message to be sent after the next `flush`."""
         self._messages.append(message)
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of large values that are waiting or being written."""
-        return self._num_added - self._num_written
+    def extend(self, messages: Iterable[Any]) -> None:
+        """Add messages to be sent after the next `flush`."""
+        self._messages.extend(messages)
 
     @property
     def is_empty(self) -> bool:
@@ -162,10 +172,8 @@ class Outbox:
             self._is_idle = False
 
     async def _write_waiting(self) -> None:
-        num_added = self._num_added
         messages = [self._messages.popleft() for _ in range(len(self._messages))]
         await self._stream.write(messages)
-        self._num_written = num_added
 
 
 def _stream_of(comm: Comm) -> Any:
@@ -178,8 +186,7 @@ def _stream_of(comm: Comm) -> Any:
 async def _write(comm: Comm, data: bytes | memoryview) -> None:
     # Return once the operating system has the data.
     try:
-        for start in range(0, max(len(data), 1), _MOST_WRITTEN_BYTES):
-            await _stream_of(comm).write(data[start : start + _MOST_WRITTEN_BYTES])
+        await _stream_of(comm).write(data)
     except StreamClosedError as error:
         raise CommClosedError(str(error)) from error
     finally:
@@ -198,7 +205,7 @@ def _pickled(batch: Sequence[Any], *, is_shared: bool) -> tuple[bytes, list[memo
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes < _SMALL_BYTES:
+        if raw.nbytes < LARGE_BYTES:
             return True
         buffers.append(memoryview(bytearray(raw)) if is_shared else raw)
         return False

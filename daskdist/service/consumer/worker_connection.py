@@ -10,7 +10,7 @@ from distributed.comm import Comm, connect
 
 from daskdist.config import seconds
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.outbox import BatchStream, Outbox
+from daskdist.execute.messages.link import Link
 from daskdist.service.address import ServiceAddress
 from daskdist.service.compression import readable
 from daskdist.service.messages import READ_OPERATION
@@ -49,48 +49,35 @@ class WorkerConnection:
         self.worker = worker
         self._got = on_message
         self._lost = on_lost
-        self._outbox: Outbox | None = None
-        self._early: list[Any] = []
+        self._link = Link(self._read)
         self.task = asyncio.ensure_future(self._run(name, number, address, compression))
 
     def append(self, message: Any) -> None:
         """Send a message."""
-        if self._outbox is None:
-            self._early.append(message)
-        else:
-            self._outbox.append(message)
-            self._outbox.flush()
+        self._link.append(message)
+        self._link.flush()
+
+    def _read(self, messages: list[Any]) -> None:
+        for message in messages:
+            if isinstance(message, Failure):
+                raise message.error()
+            self._got(self, message)
 
     async def _run(self, name: str, number: int, address: ServiceAddress, compression: str | None) -> None:
         comm: Comm | None = None
-        writing: asyncio.Future[None] | None = None
         failure: Exception | None = None
         try:
             comm = await connect(self.worker, timeout=seconds("timeouts.connect"), **address.connection_args())
             asked = {"consumer": name, "number": number, "compressions": readable(compression, comm)}
             await comm.write({"op": READ_OPERATION, "reply": False, **asked})
             # Dask's messages may be compressed.
-            batches = BatchStream(comm, is_direct=False)
-            outbox = self._outbox = Outbox(batches)
-            for message in self._early:
-                outbox.append(message)
-            outbox.flush()
-            writing = asyncio.ensure_future(outbox.write_all())
-            # Reading raises the same error.
-            writing.add_done_callback(lambda task: task.cancelled() or task.exception())
-            while True:
-                for message in await batches.read():
-                    if isinstance(message, Failure):
-                        raise message.error()
-                    self._got(self, message)
+            await self._link.run(comm, is_direct=False)
         except (OSError, asyncio.CancelledError):
             pass
         except Exception as error:
             # For example, elements that cannot be pickled there or unpickled here.
             failure = error
         finally:
-            if writing is not None:
-                writing.cancel()
             if comm is not None:
                 comm.abort()
             self._lost(self, failure)

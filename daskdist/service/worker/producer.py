@@ -235,15 +235,15 @@ class Producer:
         with self._room:
             self._room.notify_all()
 
-    def _send_to(self, name: str, kind: str, *args: Any, num_bytes: int = 0) -> None:
-        self._send(name, (kind, self.spec.id, self.spec.attempt, *args), num_bytes)
+    def _send_to(self, name: str, kind: str, *args: Any) -> None:
+        self._send(name, (kind, self.spec.id, self.spec.attempt, *args))
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(name, first, stop):
                     for begin, rows in self._rows(first, stop):
-                        self._send_to(name, "rows", begin, rows, num_bytes=rows.nbytes)
+                        self._send_to(name, "rows", begin, rows)
                 case Forget(first, stop):
                     self._forget(first, stop)
                 case Recall(name):

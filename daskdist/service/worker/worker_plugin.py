@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+from functools import partial
 from typing import Any, Final
 
 from distributed import Client, Worker
-from distributed.comm import Comm
+from distributed.comm import Comm, CommClosedError
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.outbox import BatchStream, Outbox
+from daskdist.execute.messages.link import Link
 from daskdist.service.compression import compress
 from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION, REPORT_OPERATION
@@ -38,8 +39,8 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
         self._loop = worker.loop.asyncio_loop
         self.tasks = Producers(self._producer)
-        # By connected consumer: the number of the connection, and the queue of messages to it.
-        self._outboxes: dict[str, tuple[int, Outbox]] = {}
+        # By connected consumer: the number of the connection, and the link to it, which ends with the connection.
+        self._links: dict[str, tuple[int, Link]] = {}
         worker.handlers[READ_OPERATION] = self._serve
         worker.handlers[REPORT_OPERATION] = self.tasks.reports
         worker.stream_handlers[COMMAND_OPERATION] = self._command
@@ -103,11 +104,11 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
 
     # --- consumers ---
 
-    def _send(self, consumer: str, message: Any, num_bytes: int = 0) -> None:
-        if consumer in self._outboxes:
-            _, outbox = self._outboxes[consumer]
-            outbox.append(message, num_bytes)
-            outbox.flush()
+    def _send(self, consumer: str, message: Any) -> None:
+        if consumer in self._links:
+            _, link = self._links[consumer]
+            link.append(message)
+            link.flush()
 
     async def _serve(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> Any:
         try:
@@ -119,35 +120,33 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         return Status.dont_reply
 
     def _number_of(self, consumer: str) -> int:
-        return self._outboxes[consumer][0] if consumer in self._outboxes else -1
+        return self._links[consumer][0] if consumer in self._links else -1
 
     async def _exchange(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> None:
         compress(comm, compressions)
-        batches = BatchStream(comm, is_direct=False)
-        outbox = Outbox(batches)
+        link = Link(partial(self._receive, consumer, number))
         # Messages of earlier connections are ignored from now on.
-        self._outboxes[consumer] = number, outbox
+        self._links[consumer] = number, link
         self.tasks.connected(consumer)
-        writing = asyncio.ensure_future(outbox.write_all())
-        ends = [writing, asyncio.ensure_future(self._receive(batches, consumer, number))]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done() and not isinstance(error := writing.exception(), OSError):
-                # Elements that do not pickle, which another connection would not change.
-                problem = f"serve: elements cannot be sent to a consumer: {type(error).__name__}: {error}"
-                await batches.write([Failure.of(ArgumentError(problem))])
+            # Dask's messages may be compressed.
+            await link.run(comm, is_direct=False, unsendable=_unsendable)
+        except Exception:
+            # The connection is broken, or the consumer was told what does not pickle.
+            pass
         finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
             if self._number_of(consumer) == number:
-                del self._outboxes[consumer]
+                del self._links[consumer]
                 self.tasks.disconnected(consumer)
                 self._send_event(("away", consumer))
 
-    async def _receive(self, batches: BatchStream, consumer: str, number: int) -> None:
-        while True:
-            for kind, *args in await batches.read():
-                if self._number_of(consumer) != number:
-                    return
-                self.tasks.message(consumer, kind, *args)
+    def _receive(self, consumer: str, number: int, messages: list[Any]) -> None:
+        for kind, *args in messages:
+            if self._number_of(consumer) != number:
+                raise CommClosedError("the consumer has connected again")
+            self.tasks.message(consumer, kind, *args)
+
+
+def _unsendable(error: BaseException) -> Failure:
+    # Another connection would not change that elements do not pickle.
+    return Failure.of(ArgumentError(f"serve: elements cannot be sent to a consumer: {type(error).__name__}: {error}"))

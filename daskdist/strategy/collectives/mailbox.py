@@ -6,18 +6,21 @@ import asyncio
 import threading
 import time
 import weakref
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
+from functools import partial
 from typing import Any, Final, Protocol
 
 from distributed import Worker
 
 from daskdist.config import seconds
 from daskdist.errors import CollectiveError
-from daskdist.execute.messages.failure import release_frames
+from daskdist.execute.messages.failure import Packed
+from daskdist.execute.messages.link import WorkerLinks
 from daskdist.strategy.collectives.device_links import DeviceLinks
-from daskdist.strategy.collectives.liveness import LOOK_EVERY_S, LostWorker, PeerQueries, StepStatus, StepStatusQuery
+from daskdist.strategy.collectives.messages import Answer, Mail, StatusAsked, StepsAsked, StepStatus
+from daskdist.strategy.collectives.questions import LOOK_EVERY_S, Inquiry, LostWorker, Questions
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
 from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
 from daskdist.strategy.collectives.transport import Transport
@@ -47,7 +50,7 @@ class Mailbox:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.queries = PeerQueries(worker)
+        self.address = worker.address
         self.groups: dict[str, ReplicaGroup] = {}
         self.device_links: dict[ReplicaGroup, DeviceLinks] = {}
         self.stores: dict[str, ReplicaStore] = {}
@@ -60,62 +63,53 @@ class Mailbox:
         self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
         # step -> worker -> the reason why a message to it could not be sent.
         self._unsent: dict[Step, dict[str, str]] = {}
-        # (step, worker) -> the number of messages in flight to it.
-        self._on_its_way: Counter[tuple[Step, str]] = Counter()
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self.step_counts = StepCounts()
-        worker.handlers["daskdist_step_counts"] = self.report_step_counts
-        worker.handlers["daskdist_receive"] = self.receive
-        worker.handlers["daskdist_step_status"] = self.step_status
+        self.links = WorkerLinks(worker)
+        self.questions = Questions(self.links, self.changed)
+        # The answers that are waited for; asyncio itself does not keep them.
+        self._answering: set[asyncio.Task[None]] = set()
+        self.links.handlers[Mail] = self._receive
+        self.links.handlers[StatusAsked] = self._answer_status
+        self.links.handlers[StepsAsked] = self._answer_steps
 
-    async def receive(self, token: str, step: int, turn: int, part: str, sender: str, data: Any) -> None:
-        """Store a message of another worker."""
-        self.queries.note_alive(sender)
-        key = (token, step)
+    def _receive(self, sender: str, mail: Mail) -> None:
         with self.changed:
-            if key not in self._rendezvous and self._are_over(key):
+            if mail.key not in self._rendezvous and self._are_over(mail.key):
                 # No replica is left here to read it.
                 return
-            self._mail.setdefault(key, {})[turn, part, sender] = data
+            self._mail.setdefault(mail.key, {})[mail.turn, mail.part, sender] = mail.data
             self.changed.notify_all()
 
-    async def step_status(self, token: str, step: int, turn: int, asker: str) -> StepStatus:
-        """Return the status of a call on this worker.
-
-        A step is not reported as finished while messages to the asking worker are in flight.
-        """
-        key = (token, step)
+    def _answer_status(self, sender: str, asked: StatusAsked) -> None:
+        key = asked.key
         with self.changed:
-            group, rendezvous = self.groups.get(token), self._rendezvous.get(key)
+            group, rendezvous = self.groups.get(key[0]), self._rendezvous.get(key)
             over = self._how_over(key)
-            members = () if group is None else group.members(self.worker.address)
-            absent, failed = (members, None) if rendezvous is None else rendezvous.state(turn)
+            members = () if group is None else group.members(self.address)
+            absent, failed = (members, None) if rendezvous is None else rendezvous.state(asked.turn)
             # A finished replica will not make the call, even if its end was not reported yet.
             absent = [number for number in absent if number not in over]
-            if (key, asker) in self._on_its_way:
-                over, failed = {}, None
-            return StepStatus(list(over.items()), absent, failed)
+        self.links.send(sender, Answer(asked.request, StepStatus(list(over.items()), absent, failed)))
 
     def _how_over(self, key: Step) -> dict[int, str]:
         # replica -> exit reason.
         group = self.groups.get(key[0])
-        members = () if group is None else group.members(self.worker.address)
+        members = () if group is None else group.members(self.address)
         ended = [number for number in members if key[1] <= self._ended.get((key[0], number), -1)]
         return dict.fromkeys(ended, HAS_ENDED) | self._over.get(key, {})
 
     def _are_over(self, key: Step) -> bool:
         # True if no replica here is still in the call.
         group = self.groups.get(key[0])
-        return group is None or self._how_over(key).keys() >= set(group.members(self.worker.address))
+        return group is None or self._how_over(key).keys() >= set(group.members(self.address))
 
     def group(self, token: str) -> ReplicaGroup:
         """Return the replicas of a strategy; raise an error if it is unknown."""
         group = self.groups.get(token)
         if group is None:
-            raise CollectiveError(
-                f"{self.worker.address} does not know the strategy of this replica; create a new strategy"
-            )
+            raise CollectiveError(f"{self.address} does not know the strategy of this replica; create a new strategy")
         return group
 
     def rendezvous(self, token: str, step: int) -> Rendezvous:
@@ -125,7 +119,7 @@ class Mailbox:
             if rendezvous is None:
                 group = self.group(token)
                 exchange = Transport(self, group, step) if len(group.workers) > 1 else None
-                members = group.members(self.worker.address)
+                members = group.members(self.address)
                 rendezvous = self._rendezvous[token, step] = Rendezvous(members, exchange)
                 for number, exit_reason in self._how_over((token, step)).items():
                     # The replica had left before any other waited.
@@ -169,7 +163,7 @@ class Mailbox:
             if before is None or store is None:
                 self.stores[group.token] = new_store(group.token)
                 return
-            address, token = self.worker.address, group.token
+            address, token = self.address, group.token
             numbers = dict(zip(before.members(address), group.members(address), strict=True))
             store.renumber(numbers)
             store.lost = ()
@@ -196,7 +190,7 @@ class Mailbox:
             group = self.groups.pop(token, None)
             self._drop_links(token)
             self.stores.pop(token, None)
-            for number in () if group is None else group.members(self.worker.address):
+            for number in () if group is None else group.members(self.address):
                 self._ended.pop((token, number), None)
             for key in [known_key for known_key in (*self._mail, *self._unsent) if known_key[0] == token]:
                 self._forget(key)
@@ -210,28 +204,19 @@ class Mailbox:
         self._mail.pop(key, None)
         self._unsent.pop(key, None)
 
-    def send(self, address: str, **message: Any) -> ThreadFuture[None]:
-        """Send a message to another worker; the future is done once it has arrived or the worker is unreachable."""
-        with self.changed:
-            self._on_its_way[(message["token"], message["step"]), address] += 1
-        return asyncio.run_coroutine_threadsafe(self._send(address, message), self.worker.loop.asyncio_loop)
+    def send(self, address: str, key: Step, turn: int, part: str, data: Packed) -> ThreadFuture[None]:
+        """Send a message to another worker; the future is done once it has arrived or the worker is lost."""
+        sent: ThreadFuture[None] = ThreadFuture()
 
-    async def _send(self, address: str, message: dict[str, Any]) -> None:
-        key, why = (message["token"], message["step"]), None
-        try:
-            await self.worker.rpc(address).daskdist_receive(sender=self.worker.address, **message)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            # Free the frames at once: they have views of pickled buffers, which CPython's garbage collector must not
-            # find; see `Outbox`.
-            release_frames(error)
-        with self.changed:
-            self._on_its_way[key, address] -= 1
-            if not self._on_its_way[key, address]:
-                del self._on_its_way[key, address]
-            if why is not None and key in self._rendezvous:
-                self._unsent.setdefault(key, {})[address] = why
-                self.changed.notify_all()
+        def over(why: str | None) -> None:
+            sent.set_result(None)
+            with self.changed:
+                if why is not None and key in self._rendezvous:
+                    self._unsent.setdefault(key, {})[address] = why
+                    self.changed.notify_all()
+
+        self.links.send(address, Mail(key, turn, part, data), over)
+        return sent
 
     def take(
         self,
@@ -255,7 +240,7 @@ class Mailbox:
         most = seconds("timeouts.collective")
         now = time.monotonic()
         end, look = now + most, now + min(most, LOOK_EVERY_S)
-        inquiry: StepStatusQuery | None = None
+        inquiry: Inquiry | None = None
         seen: set[tuple[int, str, str]] = set()
         try:
             while True:
@@ -269,38 +254,43 @@ class Mailbox:
                     if unsent := self._unsent.get(key):
                         raise lost_worker_error(name, group, *next(iter(unsent.items())))
                     unexpected = {label: mail[label] for label in mail if label[0] == turn and label not in seen}
-                    if not unexpected and not (inquiry is not None and inquiry.is_answered):
+                    if not unexpected:
+                        is_due = time.monotonic() >= look
+                        if inquiry is None and is_due:
+                            inquiry = self.inquiry(key, turn, name, group)
+                        # Under the lock, as what a worker sent before its answer counts.
+                        if inquiry is not None and (is_due or inquiry.is_answered):
+                            if absent := inquiry.absent(missing, end):
+                                raise late_error(name, absent, most)
+                            look = inquiry.next_at
                         self.changed.wait(look - time.monotonic())
-                        missing = [sender for sender in senders if (turn, part, sender) not in mail]
                 seen.update(unexpected)
                 for (_, other, _), data in unexpected.items():
                     if other != part:
                         refuse(other, data)
-                if missing and (inquiry is not None or time.monotonic() >= look):
-                    if inquiry is None:
-                        inquiry = StepStatusQuery(self.queries, key, turn, name, group, on_answer=self._wake)
-                    if absent := inquiry.absent(missing, end):
-                        raise late_error(name, absent, most)
-                    # The time of the next query may have passed if an answer is slow.
-                    look = max(inquiry.next_at, time.monotonic() + _LOOK_AGAIN_S)
         finally:
             if inquiry is not None:
                 inquiry.close()
 
-    def _wake(self) -> None:
-        with self.changed:
-            self.changed.notify_all()
+    def inquiry(self, key: Step, turn: int, name: str, group: ReplicaGroup, every_s: float = LOOK_EVERY_S) -> Inquiry:
+        """Return a repeated question for the status of a call on other workers."""
+        return Inquiry(self.questions, self.address, key, turn, name, group, every_s)
 
-    async def report_step_counts(
-        self, token: str, step: int, of: str, number: int, iteration: int, first: int, replicas: Sequence[int]
-    ) -> tuple[int, list[tuple[int, list[bool]]], bool]:
-        """Return the known steps of a pipeline that is read here; wait a while if a step is not known yet."""
-        key, end, wait = (token, step), time.monotonic() + LOOK_EVERY_S, 0.001
+    def _answer_steps(self, sender: str, asked: StepsAsked) -> None:
+        answering = asyncio.ensure_future(self._answer_steps_soon(sender, asked))
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+
+    async def _answer_steps_soon(self, sender: str, asked: StepsAsked) -> None:
+        # Wait a while if the step is not known yet.
+        end, wait = time.monotonic() + LOOK_EVERY_S, 0.001
         while True:
-            known = self.step_counts.known_from((of, number), iteration, first)
-            is_over = known.is_over or self._how_over(key).keys() >= set(replicas)
-            if is_over or known.is_known(first) or time.monotonic() > end:
-                return known.num_steps, list(known.uneven.items()), is_over
+            known = self.step_counts.known_from(asked.pipeline, asked.iteration, asked.first)
+            if self._how_over(asked.key).keys() >= set(asked.replicas):
+                known = known._replace(is_over=True)
+            if known.is_known(asked.first) or time.monotonic() > end:
+                self.links.send(sender, Answer(asked.request, known))
+                return
             await asyncio.sleep(wait)
             wait = min(2 * wait, _LOOK_AGAIN_S)
 
@@ -314,35 +304,36 @@ class Mailbox:
         CollectiveError
             The worker is lost, or does not reach the step in time.
         """
-        (token, step), (of, number) = key, pipeline
         most = seconds("timeouts.collective")
         end = time.monotonic() + most
-        message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
+        question = partial(
+            StepsAsked, key=key, pipeline=pipeline, iteration=iteration, first=first, replicas=remote.replicas
+        )
         while True:
-            asked = self.queries(
-                [remote.worker],
-                "daskdist_step_counts",
-                seconds("timeouts.silence"),
-                replicas=remote.replicas,
-                **message,
-            )
-            (answer,) = asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result().values()
-            group = self.groups.get(token)
+            answer: LostWorker | KnownSteps = self._answer_of(remote.worker, question)
+            group = self.groups.get(key[0])
             if group is None:
                 raise closed_error("run")
-            if type(answer) is LostWorker:
+            if isinstance(answer, LostWorker):
                 raise lost_worker_error("run", group, remote.worker, answer.why)
-            if answer is not None:
-                num_steps, uneven, is_over = answer
-                known = KnownSteps(num_steps, dict(uneven), is_over)
-                if known.is_known(first):
-                    return known
+            if answer.is_known(first):
+                return answer
             if time.monotonic() > end:
                 raise CollectiveError(
                     f"run: {named_replicas(remote.replicas)} did not reach step {first} of pass "
                     f"{iteration} of a distributed dataset within {most:g} s, which is daskdist.timeouts.collective; "
                     "all replicas must make the same passes"
                 )
+
+    def _answer_of(self, address: str, question: Callable[[int], Any]) -> Any:
+        request = self.questions.ask([address], question)
+        try:
+            with self.changed:
+                while not (answers := self.questions.answers(request, [address])):
+                    self.changed.wait(LOOK_EVERY_S)
+            return answers[address]
+        finally:
+            self.questions.forget(request)
 
 
 _mailboxes: weakref.WeakKeyDictionary[Worker, Mailbox] = weakref.WeakKeyDictionary()

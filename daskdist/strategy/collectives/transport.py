@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from distributed import Worker
-from distributed.protocol import to_serialize
-
 from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.callers.cluster_requests import is_encrypted
-from daskdist.execute.messages.failure import Failure, pickle_with_buffers
+from daskdist.execute.messages.failure import Failure, Packed
 from daskdist.strategy.collectives.device_links import DeviceLinks
-from daskdist.strategy.collectives.liveness import PeerQueries, StepStatusQuery
 from daskdist.strategy.collectives.operations import AllReduce, Merge
+from daskdist.strategy.collectives.questions import Inquiry
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
 from daskdist.strategy.group import ReplicaGroup, Step
 from daskdist.strategy.values.device_arrays import host_nest
@@ -36,19 +32,20 @@ _WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1, "offer": 2, "ready":
 _ABOUT: Final = frozenset({"values", "up", "offer", "ready"})
 # Seconds between queries of other workers while waiting for a replica of this process.
 _LOOK_EVERY_S: Final = 1.0
-# Smaller buffers are copied into the message, which is cheaper than the header of a separate frame.
-_SMALL_BYTES: Final = 2**16
 
 
 class MailboxContract(Protocol):
     """A worker's mailbox as `Transport` uses it; see `Mailbox`."""
 
-    worker: Worker
-    queries: PeerQueries
+    address: str
     device_links: dict[ReplicaGroup, DeviceLinks]
 
-    def send(self, address: str, **message: Any) -> ThreadFuture[None]:
+    def send(self, address: str, key: Step, turn: int, part: str, data: Packed) -> ThreadFuture[None]:
         """Send a message to another worker."""
+        ...
+
+    def inquiry(self, key: Step, turn: int, name: str, group: ReplicaGroup, every_s: float) -> Inquiry:
+        """Return a repeated question for the status of a call on other workers."""
         ...
 
     def take(
@@ -72,7 +69,7 @@ class Transport:
         self._mailbox = mailbox
         self._group = group
         self._key = (group.token, step)
-        self._own = group.workers.index(mailbox.worker.address)
+        self._own = group.workers.index(mailbox.address)
 
     def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         """Return the result of the operation from the partial results of all workers."""
@@ -117,10 +114,9 @@ class Transport:
             )
 
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
-        """Return a getter of the missing replicas of other workers; see `StepStatusQuery.absent`."""
-        worker = self._mailbox.worker
-        inquiry = StepStatusQuery(self._mailbox.queries, self._key, turn, name, self._group, _LOOK_EVERY_S)
-        others = [address for address in self._group.workers if address != worker.address]
+        """Return a getter of the missing replicas of other workers; see `Inquiry.absent`."""
+        inquiry = self._mailbox.inquiry(self._key, turn, name, self._group, _LOOK_EVERY_S)
+        others = [address for address in self._group.workers if address != self._mailbox.address]
         return lambda end: inquiry.absent(others, end)
 
     def _between_all(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
@@ -221,28 +217,19 @@ class Transport:
         *,
         is_kept: bool = False,
     ) -> list[ThreadFuture[None]]:
-        token, step = self._key
         kind = part.partition(" ")[0]
         # Pickle now, as sending takes a while and the replica may change its value as soon as it has a result.
         try:
-            pickled, buffers = pickle_with_buffers((signature, data) if kind in _ABOUT else data)
+            packed = Packed.of((signature, data) if kind in _ABOUT else data)
         except Exception as error:
             value_name = "the function's result" if kind == "down" else "a replica's value"
             raise ArgumentError(
                 f"{signature.name}: {value_name} cannot be pickled, so it cannot be sent to other workers: {error}"
             ) from error
-        frames = [buffer.raw() if is_kept else bytes(buffer.raw()) for buffer in buffers]
-        sent = []
-        for address in [self._group.workers[number] for number in numbers]:
-            # A worker in the same process would receive the same memory.
-            is_apart = not address.startswith("inproc://")
-            payload = [
-                to_serialize(frame) if is_apart and len(frame) >= _SMALL_BYTES else bytes(frame) for frame in frames
-            ]
-            sent.append(
-                self._mailbox.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, payload))
-            )
-        return sent
+        # Nothing else refers to what the receivers get, so they may write into it.
+        packed = (packed if is_kept else packed.copied())._replace(are_writable=[True] * len(packed.buffers))
+        workers = [self._group.workers[number] for number in numbers]
+        return [self._mailbox.send(address, self._key, turn, part, packed) for address in workers]
 
     def _take(self, turn: int, part: str, numbers: Sequence[int], signature: CallSignature) -> list[Any]:
         senders = [self._group.workers[number] for number in numbers]
@@ -251,16 +238,10 @@ class Transport:
         def refuse(other: str, data: Any) -> None:
             kind = other.partition(" ")[0]
             if _WAYS[kind] != way and kind in _ABOUT:
-                _check(signature, _unpickled(data)[0])
+                _check(signature, data.value()[0])
 
-        return list(
-            map(_unpickled, self._mailbox.take(self._key, turn, part, senders, signature.name, self._group, refuse))
-        )
-
-
-def _unpickled(data: Any) -> Any:
-    pickled, frames = data
-    return pickle.loads(pickled, buffers=[bytearray(frame) if type(frame) is bytes else frame for frame in frames])
+        taken = self._mailbox.take(self._key, turn, part, senders, signature.name, self._group, refuse)
+        return [data.value() for data in taken]
 
 
 def _check(signature: CallSignature, other: CallSignature) -> None:

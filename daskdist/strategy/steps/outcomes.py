@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
@@ -12,7 +11,7 @@ import cloudpickle
 import numpy as np
 
 from daskdist.errors import ArgumentError, CollectiveError
-from daskdist.execute.messages.failure import Failure, pickle_with_buffers, writable_like
+from daskdist.execute.messages.failure import Failure, Packed
 from daskdist.execute.messages.pickling import describe_unpicklable
 from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.values.extract import FlatResult
@@ -59,50 +58,12 @@ class StaysOnWorker(NamedTuple):
     num_bytes: int
 
 
-class Packed(NamedTuple):
-    """A value in the form in which it is sent.
-
-    Parameters
-    ----------
-    pickled
-        The pickle.
-    buffers
-        Its buffers, which are not in the pickle.
-    are_writable
-        For each buffer whether its array may be written into.
-    """
-
-    pickled: bytes
-    buffers: list[Any]
-    are_writable: list[bool]
-
-    def value(self) -> Any:
-        """Return the value."""
-        buffers = map(writable_like, self.buffers, self.are_writable)
-        return pickle.loads(self.pickled, buffers=list(buffers))
-
-
-class _Buffer:
-    # Bytes-like memory, pickled as a buffer of its own without a copy.
-    def __init__(self, raw: memoryview) -> None:
-        self.raw = raw
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _same, (pickle.PickleBuffer(self.raw),)
-
-
-def _same(buffer: Any) -> Any:
-    return buffer
-
-
 def packed_value(value: Any) -> Packed | Failed:
     """Return a value in the form in which it is sent, or a failure if it does not pickle."""
     try:
-        pickled, buffers = pickle_with_buffers(value)
+        return Packed.of(value)
     except Exception as error:
         return _not_pickled(value, error)
-    views = [buffer.raw() for buffer in buffers]
-    return Packed(pickled, list(map(_Buffer, views)), [not view.readonly for view in views])
 
 
 def _not_pickled(value: Any, error: Exception) -> Failed:
@@ -206,7 +167,7 @@ def _small(most_bytes: float, value: Any) -> Any:
     packed = packed_value(value)
     if type(packed) is Packed:
         # Copy now, as the replica may change it before it is sent.
-        return packed._replace(buffers=[bytes(buffer.raw) for buffer in packed.buffers])
+        return packed.copied()
     # The value cannot be pickled, but calls on its worker can use it.
     return StaysOnWorker(num_bytes)
 

@@ -16,7 +16,7 @@ from distributed.comm import Comm, connect
 from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.live_workers import LOGGED_AFTER_S, STILL_WAITED_FOR
-from daskdist.execute.messages.outbox import BatchStream, Outbox
+from daskdist.execute.messages.link import Link, silence_error
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.steps.calls import RunningOnReplica
@@ -57,26 +57,18 @@ class StepStream:
     ) -> None:
         self.address = address
         self.is_relayed = is_relayed
-        self._batches = BatchStream(comm, is_direct=not is_relayed)
-        self.outbox = Outbox(self._batches)
+        self.link = Link(self._read)
         self._comm = comm
         self._receive = receive
         self._broken = broken
-        # The number of messages so far; a result of another worker is sent with the number of the message that needs
-        # it.
-        self.num_messages = 0
         # The numbers of the objects that the worker has.
         self.objects: set[int] = set()
         self.is_open = True
-        # The time of the first ping that the worker has not answered.
-        self._asked_at = time.monotonic()
-        # True while an answer is missing.
-        self._is_asked = False
-        # True once it was logged that no answer comes.
-        self._is_silent = False
+        # The seconds of a silence that was logged; 0 if there is none.
+        self._logged_s = 0.0
         # The running calls of its replicas, and the time of the question.
         self.running: list[RunningOnReplica] = []
-        self.running_at = self._asked_at
+        self.running_at = time.monotonic()
         self.loop_progress = LoopProgress("it continues there, and delays later calls")
         # The number of calls of `run` that were sent so far.
         self.num_steps = 0
@@ -107,65 +99,40 @@ class StepStream:
         return cls(address, comm, receive, broken, is_relayed=is_relayed)
 
     def append(self, *message: Any, num_bytes: int = 0) -> None:
-        """Add a message, and the size of what is large in it; it is sent after the next flush of the outbox."""
-        self.num_messages += 1
-        self.outbox.append(message, num_bytes)
+        """Add a message, and the size of what is large in it; it is sent after the next flush of the link."""
+        self.link.append(message, num_bytes=num_bytes)
 
     async def _run(self) -> None:
-        writer = asyncio.ensure_future(self.outbox.write_all())
-        reader = asyncio.ensure_future(self._read())
         try:
-            done, _ = await asyncio.wait([writer, reader], return_when=asyncio.FIRST_COMPLETED)
-            # Both may have failed; asyncio logs an error that nobody asks for.
-            error, *_ = [task.exception() for task in done]
+            await self.link.run(self._comm, is_direct=not self.is_relayed)
+        except Exception as error:
             self._why = f"{type(error).__name__}: {error}"
         finally:
             self.is_open = False
-            for task in (writer, reader):
-                task.cancel()
             self._comm.abort()
+            self.link.close()
             self._broken(self, self._why)
 
-    async def _read(self) -> None:
-        while True:
-            messages = await self._batches.read()
-            self._is_asked = False
-            if self._is_silent:
-                self._is_silent = False
-                logger.warning("%s answers again, after %.0f s", self.address, time.monotonic() - self._asked_at)
-            self._receive(self, messages)
+    def beat(self, passed_s: float) -> bool:
+        """Close the stream if its worker has been silent for too long, after some more seconds; return whether it has.
 
-    def ask_for_answer(self, now: float) -> None:
-        """Send a message that the worker answers, to distinguish a lost worker from an idle one."""
-        if not self._is_asked:
-            self._is_asked, self._asked_at = True, now
-        self.append("ping", now)
-        self.outbox.flush()
-
-    def close_if_silent(self, now: float, unheard_s: float) -> bool:
-        """Close the stream if the worker has not answered for too long; return whether that is so.
-
-        A worker that is stopped neither answers nor closes its connection.
-
-        Parameters
-        ----------
-        now
-            The time.
-        unheard_s
-            The seconds since the last call in which this process did not read.
+        A worker that is stopped neither acknowledges messages nor closes its connection.
         """
-        if not self._is_asked:
-            return False
-        most = seconds("timeouts.silence")
-        self._asked_at += unheard_s
-        silent_s = now - self._asked_at
+        silent_s, most = self.link.beat(passed_s), seconds("timeouts.silence")
         if silent_s > most:
-            self.close(f"no answer for {silent_s:.0f} s, and daskdist.timeouts.silence is {most:g} s")
+            self.close(silence_error(most))
             return True
-        if silent_s > min(LOGGED_AFTER_S, most / 2) and not self._is_silent:
-            self._is_silent = True
-            logger.warning(STILL_WAITED_FOR, self.address, silent_s, most)
+        if silent_s > min(LOGGED_AFTER_S, most / 2):
+            if not self._logged_s:
+                logger.warning(STILL_WAITED_FOR, self.address, silent_s, most)
+            self._logged_s = silent_s
         return False
+
+    def _read(self, messages: list[Any]) -> None:
+        if self._logged_s:
+            logger.warning("%s answers again, after %.0f s", self.address, self._logged_s)
+            self._logged_s = 0.0
+        self._receive(self, messages)
 
     def close(self, why: str = "it was closed") -> None:
         """Close the connection, in the event loop; the worker frees everything of the strategy."""

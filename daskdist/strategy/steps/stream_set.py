@@ -22,6 +22,7 @@ from daskdist.execute.callers.cluster_requests import ask_workers, closed_error,
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
+from daskdist.execute.messages.link import RunClock
 from daskdist.execute.paused_workers import ended_for_memory
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
@@ -79,7 +80,8 @@ class StreamSet:
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
         self._is_flush_due = self._is_closed = self.has_broken = False
-        self._beat_at = self._ended_at = time.monotonic()
+        self._clock = RunClock(_BEAT_S)
+        self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
         # Identifies calls of these streams among those of other strategies.
         self.identity = weakref.ref(self)
@@ -230,7 +232,7 @@ class StreamSet:
             if not self.is_there(origin, record.number):
                 return last_reference(record, place, self.live_workers.lost_error("a result"))
             record.passed_on = (*passed_on, place, target)
-            self._streams[origin].append("push", record.number, place, address, target.num_messages + 1)
+            self._streams[origin].append("push", record.number, place, address, target.link.state.num_sent + 1)
         return "r", record.number, place, origin
 
     def check_open(self, workers: Iterable[str]) -> None:
@@ -281,8 +283,8 @@ class StreamSet:
         self._send_drops()
         # Send to the first worker last: it combines reductions, whose parts the other workers then send already.
         for stream in reversed(self._streams.values()):
-            if stream.is_open and not stream.outbox.is_empty:
-                stream.outbox.flush()
+            if stream.is_open:
+                stream.link.flush()
 
     def _send_drops(self) -> None:
         if not (self._dropped or self.dropped_objects or self.dropped_variables):
@@ -444,16 +446,16 @@ class StreamSet:
         # A ping between a reference and its call would change the call's number, which another worker is sent.
         with self.lock:
             now = time.monotonic()
-            # Time in which this process was stopped or busy does not count as silence of workers.
-            late_s = now - self._beat_at - _BEAT_S
-            self._beat_at = now
+            passed_s = self._clock.beat(now)
             for stream in self._streams.values():
-                if stream.is_open and stream.close_if_silent(now, late_s if late_s > _BEAT_S else 0.0):
+                if stream.is_open and stream.beat(passed_s):
                     # Otherwise other workers would wait for tasks on it.
                     task = asyncio.ensure_future(give_up(self.client, [stream.address]))
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
                 elif stream.is_open and self._under_way:
-                    stream.ask_for_answer(now)
+                    # Whether its replicas continue; a worker that is lost does not acknowledge it.
+                    stream.append("ping", now)
+                    stream.link.flush()
 
     def status(self, group: ReplicaGroup, *, asks: bool) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
@@ -478,9 +480,9 @@ class StreamSet:
             self.wait(lambda: self.num_steps <= most // 2 or (bool(self.failures) and not self.lost()))
             self.raise_unobserved()
         streams = self._streams.values()
-        unsent = max([stream.outbox.num_bytes for stream in streams], default=0)
+        unsent = max([stream.link.num_bytes for stream in streams], default=0)
         if unsent and unsent > (most_bytes := in_bytes("step-bytes")):
-            self.wait(lambda: all(stream.outbox.num_bytes <= most_bytes for stream in streams))
+            self.wait(lambda: all(stream.link.num_bytes <= most_bytes for stream in streams))
 
     @property
     def is_busy(self) -> bool:

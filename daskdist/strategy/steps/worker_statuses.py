@@ -117,7 +117,7 @@ def _status(
         running=running,
         num_steps_sent=stream.num_steps,
         num_steps_in_flight=num_steps,
-        outstanding_bytes=stream.outbox.num_bytes,
+        outstanding_bytes=stream.link.num_bytes,
         heartbeat_age_s=time.monotonic() - stream.running_at,
     )
 

@@ -20,9 +20,10 @@ from daskdist.config import sent
 from daskdist.core.block import Batches
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure, release_frames
-from daskdist.execute.messages.outbox import BatchStream, Outbox
+from daskdist.execute.messages.link import Link
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
+from daskdist.strategy.collectives.messages import SentResult
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.steps.calls import RunningOnReplica
@@ -37,7 +38,6 @@ from daskdist.strategy.steps.outcomes import (
 from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
-from daskdist.strategy.steps.remote.peers import Peers
 from daskdist.strategy.steps.remote.promises import Promise, SentValue
 from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_replica
 from daskdist.strategy.steps.remote.waiting_call import WaitingCall
@@ -62,8 +62,8 @@ class StepsOnWorker:
         The replicas of the strategy.
     comm, is_relayed
         The connection, and whether the scheduler relays it.
-    peers, keys
-        The connections that bring results of other workers, and the table of data.
+    keys
+        The table of data.
     cross_replica
         Makes the strategy for functions between replicas.
     """
@@ -74,7 +74,6 @@ class StepsOnWorker:
         group: ReplicaGroup,
         comm: Comm,
         is_relayed: bool,
-        peers: Peers,
         keys: DataKeys,
         cross_replica: CrossReplica,
     ) -> None:
@@ -82,13 +81,12 @@ class StepsOnWorker:
         self._mailbox = mailbox
         self._token = group.token
         self._comm = comm
-        self._peers = peers
         self._keys = keys
         self._cross_replica = cross_replica
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._batches = BatchStream(comm, is_direct=not is_relayed)
-        self._outbox = Outbox(self._batches)
+        self._is_relayed = is_relayed
+        self._link = Link(self._handle)
         self._is_closed = False
         # The states that were handed over last.
         self._handed_over: dict[int, dict[int, Any]] = {}
@@ -98,7 +96,6 @@ class StepsOnWorker:
         self._awaited: dict[Any, Promise] = {}
         # Key -> batches in the worker's memory, since many steps use the same ones and looking them up takes long.
         self.batches: WeakValueDictionary[Any, Batches] = WeakValueDictionary()
-        self._num_received = 0
         # Held while the promises of task data are looked up.
         self._lock = threading.Lock()
         # The executors in the order of this worker's replicas, which does not change when others are lost.
@@ -128,17 +125,17 @@ class StepsOnWorker:
 
     async def serve(self) -> None:
         """Handle messages until the stream is closed."""
-        writer = asyncio.ensure_future(self._outbox.write_all())
-        # Reading raises the same error.
-        writer.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            with contextlib.suppress(OSError):
-                while True:
-                    for kind, *rest in await self._batches.read():
-                        self._num_received += 1
-                        self._handlers[kind](*rest)
+            await self._link.run(self._comm, is_direct=not self._is_relayed)
+        except OSError:
+            pass
         finally:
-            writer.cancel()
+            self._comm.abort()
+            self._link.close()
+
+    def _handle(self, messages: Sequence[Any]) -> None:
+        for kind, *rest in messages:
+            self._handlers[kind](*rest)
 
     def _enter(self) -> None:
         # Let `distributed.get_worker` and `get_client` find the worker, as in a task.
@@ -240,12 +237,12 @@ class StepsOnWorker:
     def _push_now(self, promise: Promise, number: int, replica: int, target: str, seq: int) -> None:
         if self._is_closed:
             return
-        message = (self._token, number, replica, seq, *outcome_to_send(promise.value, math.inf))
-        failed = partial(StepsOnWorker._report_unsent, self, number, replica, target)
-        self._peers.send(target, message, failed)
+        result = SentResult(self._token, number, replica, seq, *outcome_to_send(promise.value, math.inf))
+        self._mailbox.links.send(target, result, partial(StepsOnWorker._report_unsent, self, number, replica, target))
 
-    def _report_unsent(self, number: int, replica: int, target: str, why: str) -> None:
-        self._send(("unsent", number, replica, target, why))
+    def _report_unsent(self, number: int, replica: int, target: str, why: str | None) -> None:
+        if why is not None:
+            self._send(("unsent", number, replica, target, why))
 
     def _fetch(self, request: int, number: int, replica: int) -> None:
         _, payload = outcome_to_send(self._promises[number][replica].get(), math.inf)
@@ -307,8 +304,7 @@ class StepsOnWorker:
 
     def announce_leaving(self) -> None:
         """Notify the program that this worker is going to end, so that it sends no more calls."""
-        self._outbox.append(("leaving",))
-        self._outbox.flush()
+        self._send(("leaving",))
 
     def end_stream(self) -> None:
         """Take no further calls, and let the program know at once."""
@@ -332,7 +328,7 @@ class StepsOnWorker:
     @property
     def is_at_rest(self) -> bool:
         """Return whether no call is being made or waits, and the program knows the results of all."""
-        return not self._running and self._outbox.is_empty and not any(lane.has_more for lane in self._executors)
+        return not self._running and self._link.is_written and not any(lane.has_more for lane in self._executors)
 
     def running(self) -> list[RunningOnReplica]:
         """Return the calls that replicas are making."""
@@ -341,21 +337,12 @@ class StepsOnWorker:
 
     # --- results ---
 
-    def arrive(self, number: int, replica: int, seq: int, structure: bytes | None, payload: Any) -> None:
-        """Take a result of another worker.
-
-        Parameters
-        ----------
-        number, replica
-            The call, and the replica that made it.
-        seq
-            The place in this stream of the message that needs it.
-        structure, payload
-            The result, as it travels.
-        """
+    def arrive(self, result: SentResult) -> None:
+        """Take a result of another worker."""
+        _, number, replica, seq, structure, payload = result
         promise: Promise | None = self._promises.get(number, {}).get(replica)
         if promise is None:
-            if seq <= self._num_received:
+            if seq <= self._link.state.num_arrived:
                 # The result was dropped meanwhile.
                 return
             promise = self._new_promise(number, replica)
@@ -508,8 +495,8 @@ class StepsOnWorker:
         self._send(("done", number, replica, *content))
 
     def _send(self, message: Any) -> None:
-        self._outbox.append(message)
-        self._outbox.flush()
+        self._link.append(message)
+        self._link.flush()
 
 
 def _identities(states: dict[int, dict[int, Any]]) -> set[tuple[int, int, int]]:

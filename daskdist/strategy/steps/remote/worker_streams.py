@@ -17,10 +17,10 @@ from daskdist.config import seconds
 from daskdist.dashboard.figures import TIMES_METRIC
 from daskdist.execute.task_times import task_times
 from daskdist.strategy.collectives.mailbox import mailbox_of
+from daskdist.strategy.collectives.messages import SentResult
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.calls import LOOP_PREFIX
 from daskdist.strategy.steps.remote.data_keys import data_keys_of
-from daskdist.strategy.steps.remote.peers import Peers
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_steps import StepsOnWorker
 from daskdist.strategy.steps.stream import OPERATION
@@ -49,7 +49,7 @@ class StreamsOfWorker:
         self._cross_replica = cross_replica
         self._mailbox = mailbox_of(worker)
         self._keys = data_keys_of(worker)
-        self._peers = Peers(worker, self._receive)
+        self._mailbox.links.handlers[SentResult] = self._receive
         self.by_token: dict[str, StepsOnWorker] = {}
         worker.handlers[OPERATION] = self._serve
         worker.plugins[_PLUGIN] = self
@@ -61,7 +61,7 @@ class StreamsOfWorker:
     async def _serve(self, comm: Comm, group: bytes, is_relayed: bool) -> Any:
         known: ReplicaGroup = pickle.loads(group)
         steps = self.by_token[known.token] = StepsOnWorker(
-            self._mailbox, known, comm, is_relayed, self._peers, self._keys, self._cross_replica
+            self._mailbox, known, comm, is_relayed, self._keys, self._cross_replica
         )
         try:
             await comm.write("OK")
@@ -114,11 +114,10 @@ class StreamsOfWorker:
         running = [call for steps in self.by_token.values() for call in steps.running()]
         return ", ".join(f"{name.removeprefix(LOOP_PREFIX)} for {so_far:.0f} s" for _, name, so_far, _ in running)
 
-    def _receive(self, message: Any) -> None:
-        token, *rest = message
-        steps = self.by_token.get(token)
+    def _receive(self, sender: str, result: SentResult) -> None:
+        steps = self.by_token.get(result.token)
         if steps is not None:
-            steps.arrive(*rest)
+            steps.arrive(result)
 
 
 _streams: Final[weakref.WeakKeyDictionary[Worker, StreamsOfWorker]] = weakref.WeakKeyDictionary()
@@ -136,10 +135,11 @@ def _end_late_connections(worker: Worker) -> None:
     # was decided on in the same batch of messages connects only afterwards, and would try for 30 s
     # (``distributed.comm.timeouts.connect``) before the data is requested elsewhere.
     handle, loop = worker.stream_handlers["remove-worker"], asyncio.get_running_loop()
-    pool = worker.rpc
+    pool, links = worker.rpc, mailbox_of(worker).links
 
     def remove_worker(worker: str, stimulus_id: str) -> None:
         handle(worker=worker, stimulus_id=stimulus_id)
+        links.note_left(worker)
         loop.call_later(_LOOK_EVERY_S, end, worker)
 
     def end(address: str) -> None:

@@ -1,0 +1,187 @@
+"""Questions to other workers about a call, which tell a lost worker from a busy one."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from daskdist.config import seconds
+from daskdist.errors import CollectiveError
+from daskdist.execute.messages.link import WorkerLinks, silence_error
+from daskdist.strategy.collectives.messages import Answer, StatusAsked
+from daskdist.strategy.collectives.rendezvous import left_error
+from daskdist.strategy.group import ReplicaGroup, Step, lost_worker_error
+
+LOOK_EVERY_S: Final = 0.3
+
+
+class LostWorker(NamedTuple):
+    """Takes the place of the answer of a lost worker.
+
+    Parameters
+    ----------
+    why
+        The reason.
+    """
+
+    why: str
+
+
+class Questions:
+    """The questions of this worker that are not over yet.
+
+    Parameters
+    ----------
+    links
+        The links to other workers.
+    changed
+        Notified when answers arrive; answers change under its lock.
+    """
+
+    def __init__(self, links: WorkerLinks, changed: threading.Condition) -> None:
+        self._links = links
+        self._changed = changed
+        self._numbers = itertools.count(1)
+        # Number of a question -> worker -> its answer; and the seconds that this process had run when it was sent.
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._asked_s: dict[int, float] = {}
+        links.handlers[Answer] = self._receive
+
+    def ask(self, addresses: Sequence[str], question: Callable[[int], Any]) -> int:
+        """Send a question to workers, as the message for a number; return the number."""
+        request = next(self._numbers)
+        self._answers[request], self._asked_s[request] = {}, self._links.clock.run_s
+        for address in addresses:
+            self._links.send(address, question(request), partial(self._note_lost, request, address))
+        return request
+
+    def answers(self, request: int, addresses: Sequence[str]) -> dict[str, Any]:
+        """Return what workers have answered to a question that was sent to them; a `LostWorker` for a lost one."""
+        most = seconds("timeouts.silence")
+        lost = LostWorker(silence_error(most))
+        is_late = self._links.clock.run_s - self._asked_s[request] > most
+        with self._changed:
+            answers = dict(self._answers[request])
+        silent = [address for address in addresses if is_late or self._links.silent_s(address) > most]
+        return dict.fromkeys(silent, lost) | answers
+
+    def num_answers(self, request: int) -> int:
+        """Return the number of workers that have answered."""
+        return len(self._answers.get(request, ()))
+
+    def forget(self, request: int) -> None:
+        """Take no further answers to a question."""
+        self._answers.pop(request, None)
+        self._asked_s.pop(request, None)
+
+    def _note_lost(self, request: int, address: str, why: str | None) -> None:
+        if why is not None:
+            self._receive(address, Answer(request, LostWorker(why)))
+
+    def _receive(self, sender: str, answer: Answer) -> None:
+        with self._changed:
+            if answer.request in self._answers:
+                self._answers[answer.request].setdefault(sender, answer.content)
+                self._changed.notify_all()
+
+
+class Inquiry:
+    """The repeated question for the status of a call on the workers that this one waits for.
+
+    Parameters
+    ----------
+    questions
+        Sends the questions.
+    address
+        The address of this worker, which is not asked.
+    key, turn
+        The call, and the number of the collective operation in it.
+    name
+        The name of the operation in messages.
+    group
+        All replicas.
+    every_s
+        Seconds between questions.
+    """
+
+    def __init__(
+        self,
+        questions: Questions,
+        address: str,
+        key: Step,
+        turn: int,
+        name: str,
+        group: ReplicaGroup,
+        every_s: float = LOOK_EVERY_S,
+    ) -> None:
+        self._questions = questions
+        self._address = address
+        self._question = partial(StatusAsked, key=key, turn=turn)
+        self._name = name
+        self._group = group
+        self._every_s = every_s
+        self._request = 0
+        self._asked: Sequence[str] = ()
+        self._begun = 0.0
+        self._num_judged = 0
+        self.next_at = time.monotonic()
+
+    @property
+    def is_answered(self) -> bool:
+        """Return whether there are answers that have not been judged."""
+        return self._questions.num_answers(self._request) > self._num_judged
+
+    def absent(self, waited_for: Sequence[str], end: float) -> list[int] | None:
+        """Return the missing replicas of other workers, from answers to questions asked after ``end``; None before.
+
+        Before ``end`` only the workers that are waited for are asked, from then on all.
+
+        Raises
+        ------
+        CollectiveError
+            A worker that is waited for is lost, a replica on it has left, or the operation has failed on some worker.
+        """
+        missing, now = None, time.monotonic()
+        if self._asked:
+            self._num_judged = self._questions.num_answers(self._request)
+            answers = self._questions.answers(self._request, self._asked)
+            absent = self._judged(answers, waited_for)
+            if answers.keys() >= set(self._asked):
+                missing = None if self._begun < end else absent
+                self.close()
+                self.next_at = max(self._begun + self._every_s, now)
+                if self._begun < end:
+                    self.next_at = min(self.next_at, max(end, now))
+        if not self._asked and now >= self.next_at:
+            others = [worker for worker in self._group.workers if worker != self._address]
+            self._asked = waited_for if now < end else others
+            self._begun, self._num_judged = now, 0
+            self._request = self._questions.ask(self._asked, self._question)
+        if self._asked:
+            self.next_at = now + LOOK_EVERY_S
+        return missing
+
+    def _judged(self, answers: Mapping[str, Any], waited_for: Sequence[str]) -> list[int]:
+        absent: list[int] = []
+        for address, answer in answers.items():
+            if type(answer) is LostWorker:
+                if address in waited_for:
+                    raise lost_worker_error(self._name, self._group, address, answer.why)
+                continue
+            absent += answer.absent
+            # What another worker needs may have been sent already.
+            if address in waited_for:
+                if answer.failed is not None:
+                    raise CollectiveError(answer.failed)
+                if answer.left:
+                    raise left_error(self._name, dict(answer.left))
+        return sorted(absent)
+
+    def close(self) -> None:
+        """Ask no longer."""
+        self._questions.forget(self._request)
+        self._asked = ()
