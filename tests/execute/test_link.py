@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
+import dask
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from daskdist.execute.messages.link import LinkState, RunClock
+from daskdist.strategy.collectives.messages import Answer
+from daskdist.strategy.collectives.questions import Questions
 
 
 class TwoEnds(RuleBasedStateMachine):
@@ -117,3 +121,35 @@ def test_time_in_which_a_process_was_stopped_is_no_silence():
     assert clock.beat(begun_at + 1000) == 2
     assert clock.beat(begun_at + 1001) == pytest.approx(1)
     assert clock.run_s < 7
+
+
+def test_what_was_asked_is_forgotten_with_its_asker():
+    class Links:
+        handlers, clock = {}, RunClock(every_s=1)
+
+        def __init__(self):
+            self.sent = []
+
+        def send(self, address, message, over):
+            self.sent.append(message)
+
+        def silent_s(self, address):
+            return 0.0
+
+        def moved_s(self, address):
+            return 0.0
+
+    links = Links()
+    questions = Questions(links, threading.Condition())
+    asked = questions.ask(["first", "second"], lambda number: number)
+    assert links.sent == [1, 1]
+    links.handlers[Answer]("second", Answer(1, "content"))
+    assert questions.answers(asked) == {"second": "content"}
+    with dask.config.set({"daskdist.timeouts.silence": 5}):
+        for now in range(1, 9):
+            links.clock.beat(time.monotonic() + now)
+        assert list(questions.answers(asked)) == ["second", "first"]
+    assert len(questions._asked) == 1
+    del asked
+    assert not questions._asked
+    links.handlers[Answer]("first", Answer(1, "late"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 import uuid
@@ -27,6 +28,8 @@ from tornado.ioloop import PeriodicCallback
 from daskdist.config import seconds
 from daskdist.execute.messages.failure import LARGE_BYTES
 from daskdist.execute.messages.outbox import BatchStream, Outbox, flush
+
+logger: Final = logging.getLogger("daskdist")
 
 _OPERATION: Final = "daskdist_link"
 # Seconds after which received messages are acknowledged; large ones are at once, as senders may wait for that.
@@ -160,6 +163,7 @@ class Link:
         self._lock = threading.Lock()
         # Bytes of messages so far, and of those that are over. Each is changed in one place.
         self._num_sent_bytes = self._num_over_bytes = 0
+        self._moved_before = 0
 
     def append(self, message: Any, over: Callable[[str | None], None] | None = None, num_bytes: int = 0) -> None:
         """Add a message that is sent after the next `flush`, in any thread; see `Sent`."""
@@ -200,9 +204,17 @@ class Link:
 
     def beat(self, passed_s: float) -> float:
         """Return the seconds of silence, after some more seconds."""
-        batches = self.batches
-        self.state.beat(passed_s, 0 if batches is None else batches.num_read + batches.num_read_there)
+        self.state.beat(passed_s, self._num_moved())
         return self.state.silent_s
+
+    def moves(self) -> bool:
+        """Return whether something has moved since the last question."""
+        before, self._moved_before = self._moved_before, self._num_moved()
+        return self._moved_before != before
+
+    def _num_moved(self) -> int:
+        batches = self.batches
+        return 0 if batches is None else batches.num_read + batches.num_read_there
 
     async def run(
         self, comm: Comm, *, is_direct: bool = True, unsendable: Callable[[BaseException], Any] | None = None
@@ -274,6 +286,10 @@ class _LinkTo(Link):
         super().__init__(lambda messages: None)
         self.name = uuid.uuid4().hex
         self.has_left = has_left
+        # The longest silence that one of those who sent something allows, and the time of `RunClock` at which something
+        # moved in either direction.
+        self.most_silence_s = 0.0
+        self.moved_s = 0.0
         self.task: asyncio.Task[None] | None = None
         self.why = "it was closed"
 
@@ -299,8 +315,8 @@ class WorkerLinks:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._links: dict[str, _LinkTo] = {}
-        # Name of a link from another worker -> its end here.
-        self._received: OrderedDict[str, Link] = OrderedDict()
+        # Name of a link from another worker -> that worker, and the link's end here.
+        self._received: OrderedDict[str, tuple[str, Link]] = OrderedDict()
         # The workers that have left, according to the scheduler.
         self._left: OrderedDict[str, None] = OrderedDict()
         self.clock = RunClock(_BEAT_S)
@@ -311,6 +327,7 @@ class WorkerLinks:
 
     def send(self, address: str, message: Any, over: Callable[[str | None], None] | None = None) -> None:
         """Send a message, in any thread; see `Sent`."""
+        most_silence_s = seconds("timeouts.silence")
         with self._lock:
             link = self._links.get(address)
             is_new = link is None
@@ -318,6 +335,7 @@ class WorkerLinks:
                 link = self._links[address] = _LinkTo(has_left=address in self._left)
             # Under the lock, as the link may end at any moment.
             link.append(message, over)
+            link.most_silence_s = max(link.most_silence_s, most_silence_s)
         link.flush()
         if is_new:
             # The worker may be closing.
@@ -329,6 +347,11 @@ class WorkerLinks:
         link = self._links.get(address)
         return 0.0 if link is None else link.state.silent_s
 
+    def moved_s(self, address: str) -> float:
+        """Return the time of the clock at which messages last moved to or from a worker."""
+        link = self._links.get(address)
+        return 0.0 if link is None else link.moved_s
+
     def note_left(self, address: str) -> None:
         """Note that the scheduler has dropped a worker; called in the event loop."""
         self._left[address] = None
@@ -337,7 +360,7 @@ class WorkerLinks:
         link = self._links.get(address)
         if link is not None:
             link.has_left = True
-            if link.batches is None:
+            if link.batches is None or not link.state.kept:
                 link.end(_HAS_LEFT)
 
     def num_kept(self) -> int:
@@ -345,11 +368,17 @@ class WorkerLinks:
         return sum(len(link.state.kept) for link in list(self._links.values()))
 
     def _beat(self) -> None:
-        passed_s, most = self.clock.beat(time.monotonic()), seconds("timeouts.silence")
+        passed_s = self.clock.beat(time.monotonic())
+        for sender, received in self._received.values():
+            link = self._links.get(sender)
+            if received.moves() and link is not None:
+                link.moved_s = self.clock.run_s
         for link in list(self._links.values()):
             silent_s = link.beat(passed_s)
-            if silent_s > most:
-                link.end(silence_error(most))
+            if link.state.kept and not silent_s:
+                link.moved_s = self.clock.run_s
+            if silent_s > link.most_silence_s:
+                link.end(silence_error(link.most_silence_s))
             elif link.has_left and silent_s > _SILENT_S:
                 link.end(_HAS_LEFT)
 
@@ -400,12 +429,17 @@ class WorkerLinks:
     # --- the receiving end ---
 
     async def _serve(self, comm: Comm, link: str, sender: str) -> Any:
-        end = self._received.setdefault(link, Link(partial(self._receive, sender)))
-        # Remember the links that were opened last.
+        _, end = self._received.setdefault(link, (sender, Link(partial(self._receive, sender))))
+        # Remember the links that are open, and those that were opened last.
         self._received.move_to_end(link)
         if len(self._received) > _MOST_REMEMBERED:
-            self._received.popitem(last=False)
+            closed = next((name for name, (_, old) in self._received.items() if old.batches is None), link)
+            if closed != link:
+                del self._received[closed]
+        # It may be another worker at the address of one that has left.
         self._left.pop(sender, None)
+        if sender in self._links:
+            self._links[sender].has_left = False
         try:
             # Acknowledge the messages that earlier connections brought.
             await comm.write(end.state.num_arrived)
@@ -419,7 +453,11 @@ class WorkerLinks:
 
     def _receive(self, sender: str, messages: list[Any]) -> None:
         for message in messages:
-            self.handlers[type(message)](sender, message)
+            try:
+                self.handlers[type(message)](sender, message)
+            except Exception:
+                # The others are not concerned.
+                logger.exception("a message of %s could not be handled", sender)
 
 
 def silence_error(most_s: float) -> str:

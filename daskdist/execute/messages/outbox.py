@@ -93,16 +93,18 @@ class BatchStream:
 
     async def _take(self, num_bytes: int) -> bytearray | memoryview:
         buffer = self._buffer
-        self.num_read += num_bytes
         try:
             if num_bytes > len(buffer) + _READ_BYTES:
                 taken, num_there = np.empty(num_bytes, np.uint8).data, len(buffer)
                 taken[:num_there] = buffer
                 buffer.clear()
-                await _stream_of(self.comm).read_into(taken[num_there:])
+                for start in range(num_there, num_bytes, _MOST_WRITTEN_BYTES):
+                    part = taken[start : start + _MOST_WRITTEN_BYTES]
+                    self.num_read += await _stream_of(self.comm).read_into(part)
                 return taken
             while len(buffer) < num_bytes:
                 buffer += await _stream_of(self.comm).read_bytes(_READ_BYTES, partial=True)
+            self.num_read += num_bytes
         except StreamClosedError as error:
             raise CommClosedError(str(error)) from error
         first = buffer[:num_bytes]

@@ -242,35 +242,31 @@ class Mailbox:
         end, look = now + most, now + min(most, LOOK_EVERY_S)
         inquiry: Inquiry | None = None
         seen: set[tuple[int, str, str]] = set()
-        try:
-            while True:
-                with self.changed:
-                    if key[0] not in self.groups:
-                        raise closed_error(name)
-                    mail = self._mail.setdefault(key, {})
-                    missing = [sender for sender in senders if (turn, part, sender) not in mail]
-                    if not missing:
-                        return [mail.pop((turn, part, sender)) for sender in senders]
-                    if unsent := self._unsent.get(key):
-                        raise lost_worker_error(name, group, *next(iter(unsent.items())))
-                    unexpected = {label: mail[label] for label in mail if label[0] == turn and label not in seen}
-                    if not unexpected:
-                        is_due = time.monotonic() >= look
-                        if inquiry is None and is_due:
-                            inquiry = self.inquiry(key, turn, name, group)
-                        # Under the lock, as what a worker sent before its answer counts.
-                        if inquiry is not None and (is_due or inquiry.is_answered):
-                            if absent := inquiry.absent(missing, end):
-                                raise late_error(name, absent, most)
-                            look = inquiry.next_at
-                        self.changed.wait(look - time.monotonic())
-                seen.update(unexpected)
-                for (_, other, _), data in unexpected.items():
-                    if other != part:
-                        refuse(other, data)
-        finally:
-            if inquiry is not None:
-                inquiry.close()
+        while True:
+            with self.changed:
+                if key[0] not in self.groups:
+                    raise closed_error(name)
+                mail = self._mail.setdefault(key, {})
+                missing = [sender for sender in senders if (turn, part, sender) not in mail]
+                if not missing:
+                    return [mail.pop((turn, part, sender)) for sender in senders]
+                if unsent := self._unsent.get(key):
+                    raise lost_worker_error(name, group, *next(iter(unsent.items())))
+                unexpected = {label: mail[label] for label in mail if label[0] == turn and label not in seen}
+                if not unexpected:
+                    is_due = time.monotonic() >= look
+                    if inquiry is None and is_due:
+                        inquiry = self.inquiry(key, turn, name, group)
+                    # Under the lock, as what a worker sent before its answer counts.
+                    if inquiry is not None and (is_due or inquiry.is_answered):
+                        if absent := inquiry.absent(missing, end):
+                            raise late_error(name, absent, most)
+                        look = inquiry.next_at
+                    self.changed.wait(look - time.monotonic())
+            seen.update(unexpected)
+            for (_, other, _), data in unexpected.items():
+                if other != part:
+                    refuse(other, data)
 
     def inquiry(self, key: Step, turn: int, name: str, group: ReplicaGroup, every_s: float = LOOK_EVERY_S) -> Inquiry:
         """Return a repeated question for the status of a call on other workers."""
@@ -326,14 +322,11 @@ class Mailbox:
                 )
 
     def _answer_of(self, address: str, question: Callable[[int], Any]) -> Any:
-        request = self.questions.ask([address], question)
-        try:
-            with self.changed:
-                while not (answers := self.questions.answers(request, [address])):
-                    self.changed.wait(LOOK_EVERY_S)
-            return answers[address]
-        finally:
-            self.questions.forget(request)
+        asked = self.questions.ask([address], question)
+        with self.changed:
+            while not (answers := self.questions.answers(asked)):
+                self.changed.wait(LOOK_EVERY_S)
+        return answers[address]
 
 
 _mailboxes: weakref.WeakKeyDictionary[Worker, Mailbox] = weakref.WeakKeyDictionary()

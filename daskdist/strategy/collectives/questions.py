@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -31,8 +32,25 @@ class LostWorker(NamedTuple):
     why: str
 
 
+class Asked:
+    """A question that was sent to workers, and their answers so far.
+
+    Parameters
+    ----------
+    addresses
+        The workers.
+    asked_s
+        The time of the links' clock when it was sent.
+    """
+
+    def __init__(self, addresses: Sequence[str], asked_s: float) -> None:
+        self.addresses = addresses
+        self.asked_s = asked_s
+        self.answers: dict[str, Any] = {}
+
+
 class Questions:
-    """The questions of this worker that are not over yet.
+    """The questions of this worker that somebody still refers to.
 
     Parameters
     ----------
@@ -46,37 +64,27 @@ class Questions:
         self._links = links
         self._changed = changed
         self._numbers = itertools.count(1)
-        # Number of a question -> worker -> its answer; and the seconds that this process had run when it was sent.
-        self._answers: dict[int, dict[str, Any]] = {}
-        self._asked_s: dict[int, float] = {}
+        self._asked: weakref.WeakValueDictionary[int, Asked] = weakref.WeakValueDictionary()
         links.handlers[Answer] = self._receive
 
-    def ask(self, addresses: Sequence[str], question: Callable[[int], Any]) -> int:
-        """Send a question to workers, as the message for a number; return the number."""
-        request = next(self._numbers)
-        self._answers[request], self._asked_s[request] = {}, self._links.clock.run_s
+    def ask(self, addresses: Sequence[str], question: Callable[[int], Any]) -> Asked:
+        """Send a question to workers, as the message for a number."""
+        request, asked = next(self._numbers), Asked(addresses, self._links.clock.run_s)
+        self._asked[request] = asked
         for address in addresses:
             self._links.send(address, question(request), partial(self._note_lost, request, address))
-        return request
+        return asked
 
-    def answers(self, request: int, addresses: Sequence[str]) -> dict[str, Any]:
-        """Return what workers have answered to a question that was sent to them; a `LostWorker` for a lost one."""
+    def answers(self, asked: Asked) -> dict[str, Any]:
+        """Return what workers have answered to a question; a `LostWorker` for a lost one."""
         most = seconds("timeouts.silence")
-        lost = LostWorker(silence_error(most))
-        is_late = self._links.clock.run_s - self._asked_s[request] > most
         with self._changed:
-            answers = dict(self._answers[request])
-        silent = [address for address in addresses if is_late or self._links.silent_s(address) > most]
-        return dict.fromkeys(silent, lost) | answers
-
-    def num_answers(self, request: int) -> int:
-        """Return the number of workers that have answered."""
-        return len(self._answers.get(request, ()))
-
-    def forget(self, request: int) -> None:
-        """Take no further answers to a question."""
-        self._answers.pop(request, None)
-        self._asked_s.pop(request, None)
+            answers = dict(asked.answers)
+        for address in asked.addresses:
+            since_s = max(asked.asked_s, self._links.moved_s(address))
+            if self._links.silent_s(address) > most or self._links.clock.run_s - since_s > most:
+                answers.setdefault(address, LostWorker(silence_error(most)))
+        return answers
 
     def _note_lost(self, request: int, address: str, why: str | None) -> None:
         if why is not None:
@@ -84,8 +92,9 @@ class Questions:
 
     def _receive(self, sender: str, answer: Answer) -> None:
         with self._changed:
-            if answer.request in self._answers:
-                self._answers[answer.request].setdefault(sender, answer.content)
+            asked = self._asked.get(answer.request)
+            if asked is not None:
+                asked.answers.setdefault(sender, answer.content)
                 self._changed.notify_all()
 
 
@@ -124,8 +133,7 @@ class Inquiry:
         self._name = name
         self._group = group
         self._every_s = every_s
-        self._request = 0
-        self._asked: Sequence[str] = ()
+        self._asked: Asked | None = None
         self._begun = 0.0
         self._num_judged = 0
         self.next_at = time.monotonic()
@@ -133,7 +141,7 @@ class Inquiry:
     @property
     def is_answered(self) -> bool:
         """Return whether there are answers that have not been judged."""
-        return self._questions.num_answers(self._request) > self._num_judged
+        return self._asked is not None and len(self._asked.answers) > self._num_judged
 
     def absent(self, waited_for: Sequence[str], end: float) -> list[int] | None:
         """Return the missing replicas of other workers, from answers to questions asked after ``end``; None before.
@@ -146,22 +154,21 @@ class Inquiry:
             A worker that is waited for is lost, a replica on it has left, or the operation has failed on some worker.
         """
         missing, now = None, time.monotonic()
-        if self._asked:
-            self._num_judged = self._questions.num_answers(self._request)
-            answers = self._questions.answers(self._request, self._asked)
+        if self._asked is not None:
+            self._num_judged = len(self._asked.answers)
+            answers = self._questions.answers(self._asked)
             absent = self._judged(answers, waited_for)
-            if answers.keys() >= set(self._asked):
+            if answers.keys() >= set(self._asked.addresses):
                 missing = None if self._begun < end else absent
-                self.close()
+                self._asked = None
                 self.next_at = max(self._begun + self._every_s, now)
                 if self._begun < end:
                     self.next_at = min(self.next_at, max(end, now))
-        if not self._asked and now >= self.next_at:
+        if self._asked is None and now >= self.next_at:
             others = [worker for worker in self._group.workers if worker != self._address]
-            self._asked = waited_for if now < end else others
             self._begun, self._num_judged = now, 0
-            self._request = self._questions.ask(self._asked, self._question)
-        if self._asked:
+            self._asked = self._questions.ask(waited_for if now < end else others, self._question)
+        if self._asked is not None:
             self.next_at = now + LOOK_EVERY_S
         return missing
 
@@ -180,8 +187,3 @@ class Inquiry:
                 if answer.left:
                     raise left_error(self._name, dict(answer.left))
         return sorted(absent)
-
-    def close(self) -> None:
-        """Ask no longer."""
-        self._questions.forget(self._request)
-        self._asked = ()

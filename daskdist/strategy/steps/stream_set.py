@@ -482,7 +482,7 @@ class StreamSet:
         streams = self._streams.values()
         unsent = max([stream.link.num_bytes for stream in streams], default=0)
         if unsent and unsent > (most_bytes := in_bytes("step-bytes")):
-            self.wait(lambda: all(stream.link.num_bytes <= most_bytes for stream in streams))
+            self.wait(lambda: all(stream.link.num_bytes <= most_bytes or not stream.is_open for stream in streams))
 
     @property
     def is_busy(self) -> bool:
