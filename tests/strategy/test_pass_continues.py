@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from daskdist import Dataset, Options, errors
 from daskdist.execute.messages.link import Link
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.recovery import worker_recovery
+from daskdist.strategy.steps.stream_set import StreamSet
 
 pytestmark = pytest.mark.cluster
 NUM_ROWS = 2_400
@@ -182,6 +184,27 @@ def test_results_of_a_step_that_is_made_again_when_they_are_looked_at(strategy, 
     actual = strategy.local_results(result)
     assert len(actual) == 2
     assert sum(actual) == sum(range(30, 60))
+
+
+def test_a_worker_is_lost_while_a_reduction_is_sent(strategy, monkeypatch):
+    streams, second, num_asked = internals_of(strategy).backend.streams, strategy.workers[1], itertools.count()
+
+    def is_open(worker):
+        before = StreamSet.is_open(streams, worker)
+        if before and worker == second and next(num_asked) == 20:
+            kill(strategy, 1)
+            eventually(lambda: not StreamSet.is_open(streams, worker))
+        return before
+
+    totals = []
+    for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(240).batch(24))):
+        doubled = strategy.run(lambda x: 2 * x, args=(batch,))
+        if number == 3:
+            num_asked = itertools.count(20)
+            monkeypatch.setattr(streams, "is_open", is_open)
+        totals.append(strategy.reduce("SUM", doubled, axis=0))
+    assert next(num_asked) > 20
+    assert sum(map(int, totals)) == 2 * sum(range(240))
 
 
 def test_steps_of_a_function_are_made_again(strategy):

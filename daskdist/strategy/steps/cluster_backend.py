@@ -237,10 +237,14 @@ class ClusterBackend:
         else:
             pickled = pickled_value((function, args), lambda: f"{name}: a value")
         with streams.lock:
+            streams.check_open(())
+            # If the stream breaks from here on, the call fails with it, as that takes the lock.
             if worker is None or not streams.is_open(worker):
                 known = (*workers_in(handles), *self.live_workers.present)
-                worker = next(filter(streams.is_open, known), self.live_workers.present[0])
-            streams.check_open((worker,))
+                worker = next(filter(streams.is_open, known), None)
+                if worker is None:
+                    worker = self.live_workers.present[0]
+                    streams.check_open((worker,))
             columns = (handles,) if type(handles) is Call else handles
             streams.check_there(columns)
             try:
