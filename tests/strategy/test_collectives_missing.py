@@ -22,7 +22,7 @@ import daskdist
 from daskdist import errors
 from daskdist.config import seconds
 from daskdist.strategy.collectives.mailbox import mailbox_of
-from daskdist.strategy.collectives.messages import Answer, Mail
+from daskdist.strategy.collectives.messages import Answer, Contribution
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, left_error
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.cluster]
@@ -488,7 +488,7 @@ def dies(number, killed, kind):
 
         def send_most(address, message, *over):
             # For large values, the others then have its value, and wait for its part of the result.
-            if type(message) is Mail and (message.part == "part" or kind == "small"):
+            if type(message) is Contribution and (message.part == "part" or kind == "small"):
                 os.kill(os.getpid(), signal.SIGKILL)
             send(address, message, *over)
 

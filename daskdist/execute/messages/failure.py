@@ -99,7 +99,8 @@ class Packed(NamedTuple):
     def copied(self) -> Packed:
         """Return the same with copies of the buffers."""
         copies = [bytes(buffer.raw) for buffer in self.buffers]
-        return self._replace(buffers=[_Buffer(memoryview(x)) if len(x) >= LARGE_BYTES else x for x in copies])
+        buffers = [_Buffer(memoryview(copy)) if len(copy) >= LARGE_BYTES else copy for copy in copies]
+        return self._replace(buffers=buffers)
 
     def value(self) -> Any:
         """Return the value."""

@@ -280,7 +280,7 @@ class Link:
 
 
 class _LinkTo(Link):
-    # A link to another worker, which only acknowledges what it gets.
+    # A link to another worker, which sends back nothing but acknowledgements.
 
     def __init__(self, *, has_left: bool) -> None:
         super().__init__(lambda messages: None)

@@ -22,7 +22,8 @@ from daskdist.execute.messages.failure import LARGE_BYTES
 # A framed batch begins with the length of its pickle and the number of its buffers. Their lengths follow.
 _HEADER: Final = struct.Struct("<QQ")
 _READ_BYTES: Final = 2**16
-# The most bytes of one write. So many exceed the buffers of sockets: after it, the other end is known to read.
+# The most bytes of one write, and of one read into a large buffer. So many exceed the buffers of sockets: after it, the
+# other end is known to read.
 _MOST_WRITTEN_BYTES: Final = 2**24
 
 
@@ -99,8 +100,8 @@ class BatchStream:
                 taken[:num_there] = buffer
                 buffer.clear()
                 for start in range(num_there, num_bytes, _MOST_WRITTEN_BYTES):
-                    part = taken[start : start + _MOST_WRITTEN_BYTES]
-                    self.num_read += await _stream_of(self.comm).read_into(part)
+                    stop = start + _MOST_WRITTEN_BYTES
+                    self.num_read += await _stream_of(self.comm).read_into(taken[start:stop])
                 return taken
             while len(buffer) < num_bytes:
                 buffer += await _stream_of(self.comm).read_bytes(_READ_BYTES, partial=True)

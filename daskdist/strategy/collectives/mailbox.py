@@ -19,7 +19,7 @@ from daskdist.errors import CollectiveError
 from daskdist.execute.messages.failure import Packed
 from daskdist.execute.messages.link import WorkerLinks
 from daskdist.strategy.collectives.device_links import DeviceLinks
-from daskdist.strategy.collectives.messages import Answer, Mail, StatusAsked, StepsAsked, StepStatus
+from daskdist.strategy.collectives.messages import Answer, Contribution, StatusAsked, StepsAsked, StepStatus
 from daskdist.strategy.collectives.questions import LOOK_EVERY_S, Inquiry, LostWorker, Questions
 from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
 from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
@@ -70,11 +70,11 @@ class Mailbox:
         self.questions = Questions(self.links, self.changed)
         # The answers that are waited for; asyncio itself does not keep them.
         self._answering: set[asyncio.Task[None]] = set()
-        self.links.handlers[Mail] = self._receive
+        self.links.handlers[Contribution] = self._receive
         self.links.handlers[StatusAsked] = self._answer_status
         self.links.handlers[StepsAsked] = self._answer_steps
 
-    def _receive(self, sender: str, mail: Mail) -> None:
+    def _receive(self, sender: str, mail: Contribution) -> None:
         with self.changed:
             if mail.key not in self._rendezvous and self._are_over(mail.key):
                 # No replica is left here to read it.
@@ -215,7 +215,7 @@ class Mailbox:
                     self._unsent.setdefault(key, {})[address] = why
                     self.changed.notify_all()
 
-        self.links.send(address, Mail(key, turn, part, data), over)
+        self.links.send(address, Contribution(key, turn, part, data), over)
         return sent
 
     def take(

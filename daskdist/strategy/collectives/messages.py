@@ -5,7 +5,7 @@ message         is sent by                   is answered by                    i
 ==============  ===========================  ================================  ========================================
 `SentResult`    the worker of a replica, if  nothing                           the program is told (``unsent``), and
                 the program says ``push``                                      the call that needs it fails
-`Mail`          a worker in a collective     nothing                           its collective fails
+`Contribution`  a worker in a collective     nothing                           its collective fails
 `StatusAsked`   a worker that waits in one   `Answer` with a `StepStatus`      its collective fails
 `StepsAsked`    a loop whose rows are over   `Answer` with a `KnownSteps`      the loop fails
 `Answer`        the worker that was asked    nothing                           nothing: the other one notices by itself
@@ -45,7 +45,7 @@ class SentResult(NamedTuple):
     payload: Any
 
 
-class Mail(NamedTuple):
+class Contribution(NamedTuple):
     """The contribution of a worker to a collective operation.
 
     Parameters
