@@ -329,6 +329,9 @@ class StrategyInternals:
             except ClusterError:
                 if batches:
                     self.recover_soon()
+                else:
+                    # Steps of a pass that are under way are made again, and this call may need what they change.
+                    self.backend.made_again_since(0)
                 if self.group.now is group:
                     raise
 

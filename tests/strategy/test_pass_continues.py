@@ -252,6 +252,25 @@ def test_an_array_that_is_changed_after_a_step_is_given_again_as_it_was(strategy
     assert list(map(int, sums)) == [6 * number for number in range(60)]
 
 
+def test_a_variable_is_read_after_a_pass_whose_last_step_failed_with_a_loss(strategy, tmp_path):
+    streams, first, gate = internals_of(strategy).backend.streams, strategy.workers[0], tmp_path / "gate"
+    with strategy.scope():
+        count = daskdist.Variable(0, aggregation="SUM")
+
+    def step(x):
+        while 11 in x and not gate.exists():
+            time.sleep(0.01)
+        count.assign_add(np.int64(len(x)))
+        return len(x)
+
+    for batch in strategy.distribute_dataset(Dataset.range(18).batch(9)):
+        strategy.run(step, args=(batch,))
+    kill(strategy, 0)
+    eventually(lambda: not streams.is_open(first))
+    gate.touch()
+    assert int(count) == 18
+
+
 @pytest.mark.parametrize("looks", [False, True])
 def test_variables_are_those_of_complete_steps(strategy, looks):
     with strategy.scope():
