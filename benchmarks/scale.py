@@ -34,7 +34,7 @@ from daskdist.execute.callers.choose import NeverRun
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import LocalInput
-from daskdist.strategy.steps.local_backend import NoRecovery
+from daskdist.strategy.steps.local_backend import NoRecovery, NoWorkers
 from daskdist.strategy.strategy import Strategy
 
 
@@ -97,6 +97,7 @@ class Counting(NeverRun):
     reads_by_row = False
     home: Hashable | None = ("cluster", "counting")
     recovery = repetition = NoRecovery()
+    live_workers = NoWorkers()
 
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
         super().__init__()

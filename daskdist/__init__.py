@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from daskdist.strategy.reduce.reductions import ReduceOp as ReduceOp
     from daskdist.strategy.reduce.reductions import Reduction as Reduction
     from daskdist.strategy.replica.context import ReplicaContext as ReplicaContext
-    from daskdist.strategy.values.per_replica import DistributedValues as DistributedValues
+    from daskdist.strategy.values.distributed_values import DistributedValues as DistributedValues
     from daskdist.strategy.values.per_replica import PerReplica as PerReplica
     from daskdist.strategy.variables.aggregation import VariableAggregation as VariableAggregation
     from daskdist.strategy.variables.aggregation import VariableSynchronization as VariableSynchronization
@@ -103,7 +103,7 @@ _NAMES: Final = {
     "DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment",
     "DistributedDataset": "daskdist.strategy.input.dataset:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.input.iterator:DistributedIterator",
-    "DistributedValues": "daskdist.strategy.values.per_replica:DistributedValues",
+    "DistributedValues": "daskdist.strategy.values.distributed_values:DistributedValues",
     "FixedLenFeature": "daskdist.formats.tfrecord.example:FixedLenFeature",
     "FixedLenSequenceFeature": "daskdist.formats.tfrecord.example:FixedLenSequenceFeature",
     "InputContext": "daskdist.strategy.input.options:InputContext",

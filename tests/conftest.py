@@ -531,30 +531,30 @@ def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:
 
 
 @contextlib.contextmanager
-def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[list[tuple[Any, ...]]]:
-    """Record the messages that a strategy sends to its workers in the block, each after the address of its worker."""
-    actual: list[tuple[Any, ...]] = []
+def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[list[tuple[str, Any]]]:
+    """Record the messages that a strategy sends to its workers in the block, each with the address of its worker."""
+    actual: list[tuple[str, Any]] = []
     streams = list(internals_of(strategy).backend.streams._streams.values())
 
-    def noted(stream: Any, append: Callable[..., None]) -> Callable[..., None]:
-        def note(*message: Any, num_bytes: int = 0) -> None:
-            actual.append((stream.address, *message))
-            append(*message, num_bytes=num_bytes)
+    def noted(address: str, append: Callable[..., None]) -> Callable[..., None]:
+        def note(message: Any, **about: Any) -> None:
+            actual.append((address, message))
+            append(message, **about)
 
         return note
 
     for stream in streams:
-        stream.append = noted(stream, stream.append)
+        stream.link.append = noted(stream.address, stream.link.append)
     try:
         yield actual
     finally:
         for stream in streams:
-            del stream.append
+            del stream.link.append
 
 
-def of_kind(messages: Sequence[tuple[Any, ...]], kind: str) -> list[tuple[Any, ...]]:
-    """Return the messages of a kind, such as ``"run"``, ``"call"`` and ``"push"``."""
-    return [message for message in messages if message[1] == kind]
+def of_kind(messages: Sequence[tuple[str, Any]], kind: type) -> list[tuple[str, Any]]:
+    """Return the messages of a kind, each with the address of its worker."""
+    return [message for message in messages if type(message[1]) is kind]
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ LAZY = {
 HEAVY = {
     "daskdist.execute.callers.submit",
     "daskdist.strategy.multi_worker",
+    "daskdist.strategy.values.persisted",
     "daskdist.service.address",
     "daskdist.service.current_status",
     "daskdist.service.consumer.dispatcher_connection",

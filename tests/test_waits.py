@@ -64,6 +64,8 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "strategy/steps/remote/worker_steps.py": {"slot.times.wait"},
         "strategy/steps/returned_values.py": {"capture.wait_for"},
         "strategy/variables/variable.py": {"leaf.result"},
+        "strategy/steps/cluster_backend.py": {"leaf.result"},
+        "strategy/values/encoding.py": {"leaf.result"},
         "testing/visitation.py": {"manager.wait"},
     },
     "threads copy memory, or end at once": {

@@ -10,7 +10,7 @@ _NAMES: Final = {
     "DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment",
     "DistributedDataset": "daskdist.strategy.input.dataset:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.input.iterator:DistributedIterator",
-    "DistributedValues": "daskdist.strategy.values.per_replica:DistributedValues",
+    "DistributedValues": "daskdist.strategy.values.distributed_values:DistributedValues",
     "InputContext": "daskdist.strategy.input.options:InputContext",
     "InputOptions": "daskdist.strategy.input.options:InputOptions",
     "InputReplicationMode": "daskdist.strategy.input.options:InputReplicationMode",

@@ -18,7 +18,7 @@ from daskdist.devices import Device, device_of
 from daskdist.errors import ArgumentError, MissingPackageError, UnknownLengthError
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.placeholders import results_of
+from daskdist.strategy.values.refs import results_of
 
 # The dtypes of the package ml_dtypes, which NumPy does not class as numbers.
 OF_ML_DTYPES: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})

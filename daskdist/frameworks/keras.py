@@ -15,7 +15,7 @@ from daskdist.strategy.reduce.gather import concatenated
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.placeholders import results_of
+from daskdist.strategy.values.refs import results_of
 
 
 def keras_data(dataset: Any) -> Any:

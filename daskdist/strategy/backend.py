@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from daskdist.execute.caller import Handle
 from daskdist.strategy.group import ReplicaGroup
@@ -11,17 +11,11 @@ from daskdist.strategy.status import WorkerStatus
 
 # The operation of calls that prepare the remaining replicas after a loss.
 RECOVERY: Final = "recovery"
-# For each placeholder of a template, the index of its result and the extraction from it.
-Picks = Sequence[tuple[int, Callable[[Any], Any]]]
+_T = TypeVar("_T")
 
 
 class ResultSource(Protocol):
     """The interface that an asynchronous value needs: results of calls, and further calls with them."""
-
-    @property
-    def defers(self) -> bool:
-        """Return whether calls accept handles of unfinished results, also of other sources on the cluster."""
-        ...
 
     @property
     def client(self) -> Any:
@@ -36,50 +30,49 @@ class ResultSource(Protocol):
         """The workers that results depend on: their addresses, or the object that knows them; empty in this process."""
         ...
 
-    def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, worker: str | None = None, name: str
-    ) -> Handle:
-        """Call ``function(results of the handles, *args)`` once: on a worker, or in this process if it is None."""
+    def can_use(self, value: Any) -> bool:
+        """Return whether calls accept an asynchronous value that is not in this process yet."""
         ...
 
-    def result(self, handle: Handle) -> Any:
-        """Wait for a result and return it in this process; raise the error of its call."""
-        ...
+    def results(self, refs: Sequence[Any]) -> list[Any]:
+        """Wait for several values, by their references, and return them.
 
-    def results(self, handles: Sequence[Handle]) -> list[Any]:
-        """Wait for several results and return them in this process; raise the error of the first that failed."""
-        ...
-
-    def wait_for_step(self, step: Sequence[Handle]) -> None:
-        """Wait for the results of one call on all replicas; raise an error as soon as one replica fails."""
-        ...
-
-    @property
-    def num_made_again(self) -> int:
-        """Return how often calls were made again because workers were lost."""
-        ...
-
-    def made_again_since(self, number: int) -> bool:
-        """Continue with the remaining replicas if some are lost; return whether `num_made_again` has changed."""
-        ...
-
-    def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Handle:
-        """Make a call on results of a step, by a function that makes it for given replicas, or for the current ones.
-
-        If a worker is lost before the step is complete, the call is made again for the remaining replicas.
+        Raise the error of the first call that failed, or whose step failed on another replica.
         """
         ...
 
-    def is_done(self, handle: Handle) -> bool:
-        """Return whether a call has finished."""
+    def attempt(self, read: Callable[[], _T]) -> _T:
+        """Call a function that waits for results; call it again if calls are made again because workers were lost."""
         ...
 
-    def peek(self, handle: Handle) -> tuple[Any] | None:
-        """Return a result in a tuple if it is already in this process, or else None."""
+    def applied(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of values where one of them is, and return the reference of the result.
+
+        If its worker is lost, the call is made again.
+        """
         ...
 
-    def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Any], Picks]:
-        """Return futures of results for a Dask graph, and the extractions of parts from those."""
+    def peek(self, ref: Any) -> tuple[Any] | None:
+        """Return a value in a tuple if it is already in this process, or else None."""
+        ...
+
+    def as_future(self, ref: Any) -> Any:
+        """Return a future of the result that a value is a part of, for a Dask graph."""
+        ...
+
+
+class PresentWorkers(Protocol):
+    """The interface of what is known of the workers with replicas."""
+
+    # Whether something failed since `Recovery.recover` last checked them, whether one is known to be lost, and whether
+    # one has said that it is going to end.
+    in_doubt: bool
+    has_lost: bool
+    is_left: bool
+
+    @property
+    def leaving(self) -> Sequence[str]:
+        """The workers that take part and are going to end."""
         ...
 
 
@@ -89,14 +82,6 @@ class Recovery(Protocol):
     @property
     def in_doubt(self) -> bool:
         """Return whether workers may be lost, which `recover` checks."""
-        ...
-
-    def note_losses(self) -> bool:
-        """Set `in_doubt` if workers are known to be lost, and return it."""
-        ...
-
-    def note_leaving(self) -> bool:
-        """Set `in_doubt` if workers are going to leave, which `recover` continues without; return whether some are."""
         ...
 
     def take_handed_over(self) -> Sequence[Mapping[int, Mapping[int, list[Any]]]]:
@@ -139,6 +124,13 @@ class CallRepetition(Protocol):
         """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
         ...
 
+    def made_again_since(self, number: int) -> bool:
+        """Continue with the remaining replicas if some are lost and steps are under way.
+
+        Return whether calls were made again more often than ``number`` times.
+        """
+        ...
+
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again, as a worker is lost; None if there is none."""
         ...
@@ -156,7 +148,7 @@ class CallRepetition(Protocol):
         ...
 
 
-class Backend(ResultSource, Protocol):
+class Backend(Protocol):
     """The interface that makes the calls of a strategy, on its replicas or once for all.
 
     ====================  =====================  ================================================================
@@ -177,6 +169,21 @@ class Backend(ResultSource, Protocol):
     """
 
     @property
+    def defers(self) -> bool:
+        """Return whether handles are references to results elsewhere, and the backend is a `ResultSource`."""
+        ...
+
+    @property
+    def client(self) -> Any:
+        """The connection to the cluster with the results; None in this process."""
+        ...
+
+    @property
+    def live_workers(self) -> PresentWorkers:
+        """The workers with replicas."""
+        ...
+
+    @property
     def recovery(self) -> Recovery:
         """Return the part that continues with other workers when some are lost."""
         ...
@@ -184,6 +191,44 @@ class Backend(ResultSource, Protocol):
     @property
     def repetition(self) -> CallRepetition:
         """Return the part that makes calls again."""
+        ...
+
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], *, worker: str | None = None, name: str
+    ) -> Sequence[Handle]:
+        """Call ``function(*args)`` once: on a worker, or in this process if it is None.
+
+        Parameters
+        ----------
+        function
+            The function.
+        args
+            Nests, in which handles and asynchronous values stand for the values.
+        worker
+            The address of the worker.
+        name
+            The name of the call in messages.
+
+        Returns
+        -------
+        Sequence
+            One handle, that of the result.
+        """
+        ...
+
+    def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Sequence[Handle]:
+        """Make a call on results of a step, by a function that makes it for given replicas, or for the current ones.
+
+        If a worker is lost before the step is complete, the call is made again for the remaining replicas.
+        """
+        ...
+
+    def wait_for_step(self, handles: Sequence[Handle]) -> None:
+        """Wait for the results of one call on all replicas; raise an error as soon as one replica fails."""
+        ...
+
+    def is_done(self, handle: Handle) -> bool:
+        """Return whether a call has finished."""
         ...
 
     def call_replicas(
@@ -206,7 +251,7 @@ class Backend(ResultSource, Protocol):
         Returns
         -------
         Sequence
-            The handle of each replica's result, unchanged or as a `FlatResult`.
+            The handle of each replica's result, which is a `FlatResult` on a cluster.
 
         Raises
         ------
@@ -215,6 +260,10 @@ class Backend(ResultSource, Protocol):
         ClusterError
             The backend is closed, or a worker is lost.
         """
+        ...
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        """Wait for several results and return them in this process; raise the error of the first that failed."""
         ...
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:

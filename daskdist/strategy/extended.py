@@ -20,9 +20,8 @@ from daskdist.strategy.replica.context import current_replica, let_update_alone
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
-from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.placeholders import Placeholders, filled
+from daskdist.strategy.values.refs import FlatResult
 from daskdist.strategy.values.regroup import component
 from daskdist.strategy.values.variable_contract import token_of
 from daskdist.strategy.variables.variable import Variable
@@ -353,14 +352,12 @@ class StrategyExtended:
         numbers = [k for k, leaf in enumerate(sent) if place is not None or not isinstance(leaf, AsyncValue)]
         if not numbers:
             return sent
-        placeholders = Placeholders()
-        template = [placeholders.template(sent[number]) for number in numbers]
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
-        handle = internals_of(strategy).backend.call(
-            put, placeholders.handles, placeholders.picks, template, device, worker=worker, name="broadcast"
-        )
-        for number, leaf in zip(numbers, internals_of(strategy).returned.leaves(handle, len(numbers)), strict=True):
+        arguments = [sent[number] for number in numbers], device
+        backend = internals_of(strategy).backend
+        call = internals_of(strategy).logged(lambda _: backend.call(put, arguments, worker=worker, name="broadcast"))
+        for number, leaf in zip(numbers, internals_of(strategy).returned.leaves(call, len(numbers)), strict=True):
             sent[number] = leaf
         return sent
 
@@ -413,13 +410,9 @@ def variable_of(operation: str, value: Any) -> Variable:
     return value
 
 
-def put(
-    results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[Any], device: str | None
-) -> FlatResult:
-    """Return leaves with their placeholders filled, on a device if one is named."""
-    values = filled(results, picks, leaves) if picks else leaves
-    if device is not None:
-        values = [on_its_device(leaf, device) for leaf in values]
+def put(leaves: list[Any], device: str | None) -> FlatResult:
+    """Return leaves, on a device if one is named."""
+    values = leaves if device is None else [on_its_device(leaf, device) for leaf in leaves]
     return FlatResult(values, list_spec(len(leaves)))
 
 

@@ -19,10 +19,8 @@ from daskdist.display.missing_methods import Advised
 from daskdist.display.plain_text import PlainText
 from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
-from daskdist.strategy.values.async_value import AsyncValue, send_operations
-from daskdist.strategy.values.extract import Extract
-from daskdist.strategy.values.per_replica import PerReplica, num_values, reference_of
-from daskdist.strategy.values.placeholders import Placeholders, filled
+from daskdist.strategy.values.async_value import AsyncValue
+from daskdist.strategy.values.per_replica import PerReplica, num_values
 
 
 @overload
@@ -92,8 +90,6 @@ class Function(Advised):
             if self.input_signature is not None:
                 _check(args, self.input_signature, self._name, current)
             result = self._fn(*args, **kwargs)
-            # Let workers compute operations on values, too.
-            send_operations_in(result)
         self._last = current
         return result
 
@@ -123,15 +119,6 @@ class Function(Advised):
         return PlainText("\n".join([line, *waits]))
 
 
-def send_operations_in(nest: Any) -> None:
-    """Send the operations on the asynchronous values in a nest."""
-    for leaf in optree.tree_leaves(nest):
-        if isinstance(leaf, AsyncValue):
-            send_operations(leaf)
-        elif isinstance(leaf, PerReplica) and reference_of(leaf) is None:
-            send_operations_in(leaf.values)
-
-
 def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current: Capture) -> None:
     if len(args) != len(signature):
         raise ArgumentError(
@@ -152,8 +139,8 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
             if not isinstance(value, PerReplica) or num_values(value) != len(spec.specs):
                 actual = f"{num_values(value)} values" if isinstance(value, PerReplica) else type(value).__name__
                 raise ArgumentError(f"{name}: argument {path} is {actual}; input_signature has {spec}")
-            reference = reference_of(value)
-            known = None if reference is None else reference.spec
+            refs = value.refs
+            known = None if refs is None else refs.spec
             if all(_is_known(part_spec, known, f"{name}: argument {path}") for part_spec in spec.specs):
                 continue
             pairs = list(zip(spec.specs, value.values, strict=True))
@@ -163,27 +150,12 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
 
 
 def _check_part(spec: TensorSpec, part: Any, part_name: str, current: Capture) -> None:
-    if not isinstance(part, AsyncValue) or part.source is None:
-        check_spec([], [], part, spec, part_name)
-        return
-    if _is_known(spec, part.spec, part_name):
-        return
-    # Check the rest on the value's worker; the wait is at the end of the function.
-    placeholders = Placeholders()
-    template = placeholders.leaf(part)
-    if placeholders.caller is not None:
-        seen = placeholders.caller.call(
-            check_spec,
-            placeholders.handles,
-            placeholders.picks,
-            template,
-            spec,
-            part_name,
-            worker=placeholders.worker,
-            name="check",
-        )
-        caller = placeholders.caller
-        current.wait_for(lambda: caller.result(seen))
+    if not isinstance(part, AsyncValue) or part.ref is None:
+        check_spec(part.known if isinstance(part, AsyncValue) else part, spec, part_name)
+    elif not _is_known(spec, part.spec, part_name):
+        # Check the rest on the value's worker; the wait is at the end of the function.
+        checked = AsyncValue(part.caller, part.caller.applied(check_spec, (part, spec, part_name), {}))
+        current.wait_for(checked.result)
 
 
 def _is_known(spec: Any, known: TensorSpec | None, value_name: str) -> bool:
@@ -197,11 +169,8 @@ def _is_known(spec: Any, known: TensorSpec | None, value_name: str) -> bool:
     )
 
 
-def check_spec(
-    results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any, spec: TensorSpec, value_name: str
-) -> None:
-    """Check that a template matches a spec."""
-    value = filled(results, picks, nest)
+def check_spec(value: Any, spec: TensorSpec, value_name: str) -> None:
+    """Check that a value matches a spec."""
     if is_on_device(value):
         value = TensorSpec(tuple(value.shape), dtype_of(value))
     if not spec.is_compatible_with(value):

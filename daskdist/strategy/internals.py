@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import optree
@@ -32,17 +33,15 @@ from daskdist.strategy.replica.current_group import CurrentGroup
 from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.steps.returned_values import ReturnedValues
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.flat import LEAVES, flattened_call
 from daskdist.strategy.values.per_replica import (
     PerReplica,
-    batch_of,
     can_be_used_by,
     is_uneven,
     num_values,
-    reference_of,
     values_read_later,
 )
+from daskdist.strategy.values.refs import Refs
 from daskdist.strategy.values.variable_contract import variable_number
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
 from daskdist.strategy.variables.record import check_is_of, is_mirrored, layout_of
@@ -75,6 +74,8 @@ class StrategyInternals:
         self.token = group.token
         self.group = CurrentGroup(group, backend.recovery)
         self.backend = backend
+        # The same object, if it is the source of asynchronous values.
+        self._source: Any = backend
         self.input = input_backend
         self.merge_calls = merge_calls
         self.returned = ReturnedValues(backend)
@@ -96,12 +97,13 @@ class StrategyInternals:
 
     def recover(self) -> None:
         """Continue with the remaining replicas if some are lost."""
-        if self.backend.recovery.in_doubt:
-            self.group.recover(self._align)
+        self.group.recover(self._align)
 
     def recover_soon(self) -> None:
         """Continue with the remaining replicas if some are known to be lost."""
-        if self.backend.recovery.note_losses():
+        live_workers = self.backend.live_workers
+        if live_workers.has_lost or live_workers.in_doubt:
+            live_workers.in_doubt = True
             self.group.recover(self._align)
 
     def take_replacements(self) -> None:
@@ -118,18 +120,31 @@ class StrategyInternals:
         if not self._can_grow() or not self.group.grow():
             return False
         strategy: Any = self._strategy()
+
+        def join() -> None:
+            with cross_replica_scope(strategy):
+                joined = [self.call_each(1, RECOVERY, join_on_replica, variable) for variable in variables]
+                for (outcome,) in joined:
+                    strategy.local_results(outcome)
+
+        self._with_those_left(join)
+        return True
+
+    def _with_those_left(self, work: Callable[[], Any], *, recovers: bool = True) -> None:
+        # Do something again for as long as workers are lost meanwhile; it may fail because of that if it ``recovers``.
         while True:
             group = self.group.now
             try:
-                with cross_replica_scope(strategy):
-                    joined = [self.call_each(1, RECOVERY, join_on_replica, variable) for variable in variables]
-                    for (outcome,) in joined:
-                        strategy.local_results(outcome)
-                return True
+                work()
             except (ClusterError, CollectiveError):
-                self.recover_soon()
+                if recovers:
+                    self.recover_soon()
                 if self.group.now is group:
                     raise
+                continue
+            self.recover_soon()
+            if self.group.now is group:
+                return
 
     def spare_last(self, lost: Collection[str]) -> bool:
         """Return whether a call may be made again that was being made when workers were lost.
@@ -155,32 +170,15 @@ class StrategyInternals:
         Make calls again that need lost workers.
         """
         self.recover_soon()
-        while True:
-            self.backend.raise_unobserved()
-            group = self.group.now
-            self.recover_soon()
-            if self.group.now is group:
-                return
+        self._with_those_left(self.backend.raise_unobserved, recovers=False)
 
     def finish(self, *, raises_all: bool = False) -> None:
         """Wait for all calls, repeating those that failed because of a lost worker.
 
         Raise errors like `Backend.finish`.
         """
-        while True:
-            group = self.group.now
-            try:
-                self.backend.finish(raises_all=raises_all)
-            except ClusterError:
-                # At the end of a strategy, nothing is left that needs another scheduler.
-                if raises_all:
-                    self.recover_soon()
-                if self.group.now is group:
-                    raise
-                continue
-            self.recover_soon()
-            if self.group.now is group:
-                return
+        # At the end of a strategy, nothing is left that needs another scheduler.
+        self._with_those_left(partial(self.backend.finish, raises_all=raises_all), recovers=raises_all)
 
     def _align(self, some_remain: bool) -> None:
         if some_remain:
@@ -239,7 +237,7 @@ class StrategyInternals:
             It is called on a replica or in the scope of another strategy.
         """
         if current_context.get() is None or is_free_for(self._strategy()):
-            if self.backend.recovery.in_doubt:
+            if self.backend.live_workers.in_doubt:
                 self.recover()
             return
         replica = current_replica()
@@ -278,26 +276,27 @@ class StrategyInternals:
             There is such a value.
         """
         self.check_scope(operation)
-        sizes = {len(self.group.now.replicas)}
-        if num_replicas is not None and self.group.had(num_replicas):
+        group, backend = self.group, self.backend
+        sizes = {len(group.now.replicas)}
+        if num_replicas is not None and group.had(num_replicas):
             sizes.add(num_replicas)
         for leaf in leaves:
             if type(leaf) in LEAVES:
                 continue
             if isinstance(leaf, PerReplica):
-                if batch_of(leaf) is None:
+                if not group.has_changed and (refs := leaf.refs) is not None and refs.caller is self._source:
+                    continue
+                if leaf.batch is None:
                     # All have one size.
                     sizes &= {num_values(leaf)}
                     if not sizes:
-                        raise self.group.wrong_size(operation, num_values(leaf))
-                if (reference := reference_of(leaf)) is not None and reference.caller is self.backend:
-                    continue
+                        raise group.wrong_size(operation, num_values(leaf))
             elif isinstance(leaf, Variable):
                 check_is_of(leaf, self.token, operation)
                 continue
             elif not isinstance(leaf, AsyncValue):
                 continue
-            if not can_be_used_by(leaf, self.backend):
+            if not can_be_used_by(leaf, backend):
                 raise ArgumentError(
                     f"{operation}: a value belongs to a strategy on another cluster; fetch it "
                     "first, for example with np.asarray"
@@ -307,14 +306,21 @@ class StrategyInternals:
         self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
     ) -> Sequence[Handle]:
         """Call a function on every replica; return the handles of its results."""
-        per_replica = [leaf for leaf in leaves if type(leaf) is PerReplica]
-        batches = [leaf for leaf in per_replica if batch_of(leaf) is not None]
-        # Continue now without the workers that are going to leave, but not if arguments have a value for each of the
-        # present replicas.
-        if len(batches) == len(per_replica) and self.backend.recovery.note_leaving():
-            self.recover()
-        elif batches:
+        batches, takes_values, live_workers = list[PerReplica](), False, self.backend.live_workers
+        for leaf in leaves:
+            if type(leaf) is PerReplica:
+                if leaf.batch is None:
+                    takes_values = True
+                else:
+                    batches.append(leaf)
+        if live_workers.is_left and not takes_values and live_workers.leaving:
+            # Continue now without the workers that are going to leave, but not if arguments have a value for each of
+            # the present replicas.
+            live_workers.in_doubt = True
+        if batches and (live_workers.has_lost or live_workers.in_doubt):
             self.recover_soon()
+        elif live_workers.in_doubt:
+            self.recover()
         while True:
             group = self.group.now
             if self.group.has_changed:
@@ -331,11 +337,11 @@ class StrategyInternals:
                     self.recover_soon()
                 else:
                     # Steps of a pass that are under way are made again, and this call may need what they change.
-                    self.backend.made_again_since(0)
+                    self.backend.repetition.made_again_since(0)
                 if self.group.now is group:
                     raise
 
-    def logged(self, make: Callable[[ReplicaGroup], Handle]) -> Handle:
+    def logged(self, make: Callable[[ReplicaGroup], Sequence[Handle]]) -> Sequence[Handle]:
         """Make a call on results of steps as `Backend.logged` does, also if the scheduler is lost before it is sent."""
         group = self.group.now
         try:
@@ -358,7 +364,7 @@ class StrategyInternals:
             return self._reduce_weighted(op, value, axis, weights)
         if op is ReduceOp.MEAN and axis is None and not self.has_warned_of_uneven:
             self._warn_of_uneven(value)
-        if type(value) is PerReplica and (reference_of(value) is not None or not has_variables(value)):
+        if type(value) is PerReplica and (value.refs is not None or not has_variables(value)):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
         leaves, treespec = with_copies("reduce", self.token, value)
@@ -413,9 +419,12 @@ class StrategyInternals:
     def _fold(
         self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
     ) -> list[Any]:
-        reference = reference_of(values[0]) if len(values) == 1 and batch_of(values[0]) is None else None
-        make = _FoldCall(self.backend, op, axis, reference or values, setting("split-every"), on, is_weighted)
-        return self.returned.leaves(self.backend.logged(make, self.group.now), len(values) - is_weighted)
+        # The pieces of a batch may be cut again.
+        refs = values[0].refs if len(values) == 1 and values[0].batch is None else None
+        if refs is not None and refs.caller is not self._source:
+            refs = None
+        make = _FoldCall(self.backend, op, axis, refs or values, setting("split-every"), on, is_weighted)
+        return self.returned.leaves(self.logged(make), len(values) - is_weighted)
 
 
 def _called_by(replica: ReplicaContext, operation: str) -> RuntimeError:
@@ -432,20 +441,20 @@ class _FoldCall:
     backend: Backend
     op: Op
     axis: Axis
-    values: PerReplicaRef | Sequence[PerReplica]
+    values: Refs | Sequence[PerReplica]
     split_every: int
     on: str | None
     is_weighted: bool
 
     def __call__(self, group: ReplicaGroup) -> Any:
         values = self.values
-        parts: PerReplicaRef | list[list[Any]] | None
-        if isinstance(values, PerReplicaRef):
-            parts, size = values, len(values.handles)
+        refs = values if isinstance(values, Refs) else _refs_in(values, self.backend)
+        parts: Refs | Sequence[Sequence[Any]]
+        if refs is not None:
+            parts, size = refs, len(refs.source)
         else:
-            parts, size = reference_of(values[0]) if len(values) == 1 else None, num_values(values[0])
-            if parts is None:
-                parts = list(map(list, zip(*[values_read_later(value) for value in values], strict=True)))
+            parts = list(zip(*[values_read_later(value) for value in values], strict=True))  # type: ignore[arg-type]
+            size = len(parts)
         workers = group.worker_of
         if size != len(workers):
             # There are fewer replicas than values now, and the values are in this process.
@@ -454,3 +463,9 @@ class _FoldCall:
         return fold_tree(
             self.backend, self.op, self.axis, workers, parts, self.split_every, on, is_weighted=self.is_weighted
         )
+
+
+def _refs_in(values: Sequence[PerReplica], source: Any) -> Refs | None:
+    # The references of a single value of each replica.
+    refs = values[0].refs if len(values) == 1 else None
+    return refs if refs is not None and refs.caller is source else None

@@ -44,7 +44,7 @@ from daskdist.strategy.values.per_replica import (
     results_by_replica,
     values_read_later,
 )
-from daskdist.strategy.values.placeholders import Placeholders, results_of
+from daskdist.strategy.values.refs import results_of
 from daskdist.strategy.variables.read_copies import with_copies
 from daskdist.tensorflow_dataset import TensorFlowDataset
 
@@ -280,7 +280,8 @@ class Strategy(Viewed, Advised):
         # The handles of the results, and of the arguments the structure and the numbers of rows.
         leaves, structure = flattened_call(args, kwargs or {}, ARGUMENT_LEAVES)
         self._internals.check_values("run", leaves)
-        leaves, treespec, _shared_readers = with_plans(self, leaves, structure)
+        are_plain = ARGUMENT_LEAVES.issuperset(map(type, leaves))
+        leaves, treespec, _readers = (leaves, structure, ()) if are_plain else with_plans(self, leaves, structure)
         # The results of a function that gets a dataset may depend on the number of its steps.
         num_rows = num_rows_of(leaves) if treespec is structure else UNKNOWN_ROWS
         return self._internals.call_replicas("run", fn, leaves, treespec), treespec, num_rows
@@ -446,8 +447,8 @@ class Strategy(Viewed, Advised):
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not per_replica:
             return value
-        handle = self._internals.logged(partial(_gather_values, self._internals.backend, gather_values, per_replica))
-        results = iter(self._internals.returned.leaves(handle, len(per_replica)))
+        call = self._internals.logged(partial(_gather_values, self._internals.backend, gather_values, per_replica))
+        results = iter(self._internals.returned.leaves(call, len(per_replica)))
         gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)
 
@@ -506,7 +507,8 @@ class Strategy(Viewed, Advised):
         >>> strategy.reduce("MEAN", means, axis=None, weights=num_rows)
         np.float64(2.75)
         """
-        return self._internals.reduce(checked_op(reduce_op), value, checked_axis(axis), weights=weights)
+        axis = None if axis is None else checked_axis(axis)
+        return self._internals.reduce(checked_op(reduce_op), value, axis, weights=weights)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Wait for the values of a `PerReplica`, or of a nest that contains some, and return them in replica order.
@@ -594,6 +596,5 @@ class Strategy(Viewed, Advised):
 
 
 def _gather_values(backend: Backend, gather: Gather, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:
-    placeholders = Placeholders()
-    template, worker = placeholders.template([list(values_read_later(value)) for value in values]), group.worker_of[0]
-    return backend.call(gather, placeholders.handles, placeholders.picks, template, worker=worker, name="gather-values")
+    leaves = [list(values_read_later(value)) for value in values]
+    return backend.call(gather, (leaves,), worker=group.worker_of[0], name="gather-values")

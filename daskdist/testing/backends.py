@@ -25,10 +25,9 @@ from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.context import current_replica, store_of
 from daskdist.strategy.steps.returned_values import ReturnedValues
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.placeholders import results_of
+from daskdist.strategy.values.refs import FlatResult, results_of
 from daskdist.strategy.values.variable_contract import variable_number
 from daskdist.strategy.variables.aggregation import VariableSynchronization
 from daskdist.strategy.variables.record import VariableRecord
@@ -116,13 +115,12 @@ class BackendLaws:
     def test_calls_between_replicas(self) -> None:
         with _Program(self) as program:
             handles = program.run(_number, 10)
-            total = program.backend.call(
-                _total_of, list(handles), 100, worker=program.group.worker_of[-1], name="total"
-            )
+            workers = program.group.worker_of
+            total = program.backend.call(_total_of, (list(handles), 100), worker=workers[-1], name="total")
             expected = 100 + sum(10 + replica for replica in range(program.size))
-            check(program.backend.result(total) == expected, "of the results of all replicas")
-            more = program.backend.call(_add, [total], 1, worker=program.group.worker_of[0], name="add")
-            check(program.backend.results([more, total]) == [expected + 1, expected], "of the result of such a call")
+            check(program.results(total) == [expected], "of the results of all replicas")
+            more = program.backend.call(_add, (total[0], 1), worker=workers[0], name="add")
+            check(program.results([more[0], total[0]]) == [expected + 1, expected], "of the result of such a call")
 
     def test_structures(self) -> None:
         with _Program(self) as program:
@@ -143,7 +141,7 @@ class BackendLaws:
             check(all(map(program.backend.is_done, later)), "after finish")
 
     def test_a_failure_is_raised_when_it_is_read(self) -> None:
-        for look in ("result", "results", "wait_for_step"):
+        for look in ("results", "wait_for_step"):
             with _Program(self) as program:
                 error = program.error_of(lambda program=program: program.run(_fail, "no such label"), look)  # type: ignore[misc]
                 check(type(error) is ValueError, f"{look} raised {error!r}, not the function's error")
@@ -162,7 +160,7 @@ class BackendLaws:
             )
             check(type(error) is ValueError and "no such label" in str(error), f"the call on it raised {error!r}")
             error = program.error_of(
-                lambda: [program.backend.call(_total_of, list(program.run(_fail, "no such label")), 0, name="total")]
+                lambda: program.backend.call(_total_of, (list(program.run(_fail, "no such label")), 0), name="total")
             )
             check(type(error) is ValueError and "no such label" in str(error), f"the call between raised {error!r}")
             (notes, *_) = program.results(program.run(_note, key, 1, 0.0))
@@ -286,8 +284,8 @@ class BackendLaws:
             program.backend.close()
             calls: list[Callable[[], Sequence[Handle]]] = [
                 lambda: program.run(_number, 10),
-                lambda: [program.backend.call(_total_of, [], 0, worker=program.group.worker_of[0], name="total")],
-                lambda: [program.backend.call(_add, [call[0]], 1, worker=program.group.worker_of[0], name="add")],
+                lambda: program.backend.call(_total_of, ([], 0), worker=program.group.worker_of[0], name="total"),
+                lambda: program.backend.call(_add, (call[0], 1), worker=program.group.worker_of[0], name="add"),
             ]
             for number, make in enumerate(calls):
                 error = program.error_of(make)
@@ -330,10 +328,7 @@ class _Program:
     def error_of(self, make: Callable[[], Sequence[Handle]], look: str = "results") -> Exception | None:
         try:
             handles = list(make())
-            if look == "result":
-                self.backend.result(handles[0])
-            else:
-                getattr(self.backend, look)(handles)
+            getattr(self.backend, look)(handles)
         except Exception as error:
             return error
         return None
@@ -435,5 +430,5 @@ def _total_of(results: Sequence[Any], start: int) -> Any:
     return start + sum(map(_plain, results))
 
 
-def _add(results: Sequence[Any], number: int) -> Any:
-    return _plain(results[0]) + number
+def _add(result: Any, number: int) -> Any:
+    return _plain(result) + number

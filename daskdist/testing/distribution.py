@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.values.refs import Ref, TaskResults, results_of
 from daskdist.strategy.variables.store import VariableStore
 from daskdist.testing.equality import check, same_element, same_multiset
 
@@ -55,8 +56,29 @@ class SimulatedWorkers(Strategy):
     def __init__(self, num_replicas: Sequence[int]) -> None:
         replicas = [Replica(f"worker-{w}", f"CPU:{k}") for w, number in enumerate(num_replicas) for k in range(number)]
         group = ReplicaGroup(new_token(), tuple(replicas))
-        backend = LocalBackend(weakref.ref(self), group.replicas, VariableStore(group.token))
+        backend = _SimulatedBackend(weakref.ref(self), group.replicas, VariableStore(group.token))
         super().__init__(group, backend, _SimulatedInput(backend))
+
+
+class _SimulatedBackend(LocalBackend):
+    # The source of the values in batches, whose data is in this process.
+    def can_use(self, value: Any) -> bool:
+        return False
+
+    def results(self, handles: Sequence[Any]) -> list[Any]:
+        return [ref.pick(ref.source.futures[ref.place]) if type(ref) is Ref else ref for ref in handles]
+
+    def attempt(self, read: Callable[[], Any]) -> Any:
+        return read()
+
+    def applied(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
+        return Ref(TaskResults((function(*results_of(args), **kwargs),), (None,)), 0)
+
+    def peek(self, ref: Ref) -> tuple[Any]:
+        return (*self.results([ref]),)
+
+    def as_future(self, ref: Ref) -> Any:
+        raise NotImplementedError
 
 
 class _SimulatedInput(LocalInput):

@@ -54,7 +54,7 @@ def test_messages_of_all_sizes_come_in_order(protocol, is_direct):
         writer = asyncio.ensure_future(outbox.write_all())
         actual = []
         for message in messages:
-            outbox.append(message)
+            outbox.messages.append(message)
             outbox.flush()
             if message[0] % 2:
                 actual += await received(reader, message[0] + 1 - len(actual))
@@ -78,7 +78,7 @@ def test_several_threads_send_at_once_to_one_that_does_not_read_yet():
         def send(thread):
             for number in range(num_messages):
                 # All messages together are larger than the buffers of sockets.
-                outbox.append((thread, number, bytes(50_000)))
+                outbox.messages.append((thread, number, bytes(50_000)))
                 outbox.flush()
 
         threads = [threading.Thread(target=send, args=(item,)) for item in range(num_threads)]
@@ -103,7 +103,7 @@ def test_a_closed_comm_raises_in_the_writer_or_the_reader(is_this_end):
         ends = [asyncio.ensure_future(outbox.write_all()), asyncio.ensure_future(stream.read())]
         await asyncio.sleep(0)
         (comm if is_this_end else there).abort()
-        outbox.append("too late")
+        outbox.messages.append("too late")
         outbox.flush()
         done, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for other in others:
@@ -120,7 +120,7 @@ def test_errors_of_pickling_are_raised_by_the_writer():
         outbox = Outbox(BatchStream(comm))
         writer = asyncio.ensure_future(outbox.write_all())
         await asyncio.sleep(0)
-        outbox.append(threading.Lock())
+        outbox.messages.append(threading.Lock())
         outbox.flush()
         await writer
 

@@ -11,8 +11,8 @@ from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.recovery.call_log import CallLog
 
 
-def a_call(number, function=None):
-    return Call(Record(number, ("lost", "left"), (), f"call {number}", function=function), deque(), lambda: None)
+def a_call(number, is_of_replicas=False):
+    return Call(Record(number, ("lost", "left"), (), f"call {number}", is_of_replicas=is_of_replicas), deque())
 
 
 def end(log, call, error=None):
@@ -24,7 +24,7 @@ def end(log, call, error=None):
 
 def test_a_lost_result_that_nothing_refers_to_does_not_stay_in_the_log():
     log = CallLog()
-    step, result = a_call(1, function=0), a_call(2)
+    step, result = a_call(1, is_of_replicas=True), a_call(2)
     log.add(step, lambda group: a_call(3), begins_step=True)
     log.add(result, lambda group: a_call(4))
     end(log, step)
@@ -34,7 +34,7 @@ def test_a_lost_result_that_nothing_refers_to_does_not_stay_in_the_log():
     for logged in log.calls_to_make_again(lambda worker: worker == "left"):
         log.make_again(logged, None)
     # Otherwise all later steps would be kept, and made again after the next loss.
-    later = a_call(5, function=0)
+    later = a_call(5, is_of_replicas=True)
     assert log.begin_call(takes_batch=True) == 0
     log.add(later, lambda group: a_call(6), begins_step=True)
     end(log, later)
@@ -44,7 +44,7 @@ def test_a_lost_result_that_nothing_refers_to_does_not_stay_in_the_log():
 
 def test_a_lost_result_is_made_again_for_what_refers_to_it():
     log = CallLog()
-    step, result = a_call(1, function=0), a_call(2)
+    step, result = a_call(1, is_of_replicas=True), a_call(2)
     log.add(step, lambda group: a_call(3), begins_step=True)
     log.add(result, lambda group: a_call(4))
     end(log, step)
@@ -58,14 +58,14 @@ def test_a_lost_result_is_made_again_for_what_refers_to_it():
 
 
 def test_a_lost_worker_was_making_one_of_the_first_two_calls_of_each_of_its_replicas():
-    def on(*workers, ended=(), function=0):
-        record = Record(1, workers, (), "call", function=function)
+    def on(*workers, ended=(), is_of_replicas=True):
+        record = Record(1, workers, (), "call", is_of_replicas=is_of_replicas)
         record.outcomes = [(None, 0) if place in ended else None for place in range(len(workers))]
         return record
 
     two_replicas = "lost", "left", "lost"
     over, first, second, third, fourth = [on(*two_replicas, ended=ended) for ended in ((0, 2), (0,), (), (), ())]
-    reduction, elsewhere = on("lost", function=None), on("left")
+    reduction, elsewhere = on("lost", is_of_replicas=False), on("left")
     records = [elsewhere, over, first, reduction, second, third, fourth]
     note_lost(records, "lost")
     # The end of the first may not have been reported yet.

@@ -20,7 +20,7 @@ from daskdist.devices import device_of, named, stream_of
 from daskdist.execute.messages.pickling import dumps_on_host, futures_in
 from daskdist.frameworks.keras import joined
 from daskdist.strategy.values.device_arrays import in_stream_of, moved
-from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.refs import FlatResult
 
 xp = pytest.importorskip("array_api_strict")
 

@@ -181,13 +181,13 @@ def test_results_come_straight_from_the_workers(on_cluster, client):
     finally:
         scheduler.handlers["gather"] = answer
     assert [result.shape for result in actual] == [(300_000,)] * 2
-    assert [(where, kind) for where, kind, *_ in messages] == [(worker, "fetch") for worker in on_cluster.workers]
+    assert [(where, message.name) for where, message in messages] == [(worker, "look") for worker in on_cluster.workers]
 
 
 @pytest.mark.cluster
 def test_a_cluster_knows_how_large_batches_are(on_cluster, client):
     (step,) = on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.zeros((1000, 100))).batch(1000))
-    keys = [value.source.handle.key for value in step.values]
+    keys = [value.ref.source.futures[value.ref.place].key for value in step.values]
     on_cluster.local_results(on_cluster.run(len, args=(step,)))
     # Workers report sizes to the scheduler some time after they report results to the program.
     eventually(lambda: all(size >= 400_000 for size in client.nbytes(keys, summary=False).values()))
@@ -401,7 +401,7 @@ def test_asynchronous_values_are_dask_collections(on_cluster, client):
     pieces = on_cluster.run(lambda x: x + 1, args=(arrays([1], [2]),))
     total = on_cluster.reduce("SUM", pieces, axis=0)
     assert dask.is_dask_collection(total)
-    assert total.source is not None  # Nothing has waited for the value.
+    assert total.ref is not None  # Nothing has waited for the value.
     actual, doubled, again = dask.compute(total, total * 2, pieces)
     assert (actual, doubled, repr(again)) == (5, 10, repr(arrays([2], [3])))
     assert client.compute(total, sync=True) == 5
@@ -416,7 +416,7 @@ def test_asynchronous_values_are_dask_collections(on_cluster, client):
 def test_computed_values_stay_on_their_workers(on_cluster, client):
     made = on_cluster.run(lambda: np.zeros(1000))
     kept = made.persist()
-    futures = [value.source.handle for value in kept.values]
+    futures = [value.ref.source.futures[0] for value in kept.values]
     client.gather(futures)
     who = client.who_has(futures)
     assert [tuple(who[future.key]) for future in futures] == [(worker,) for worker in on_cluster.workers]

@@ -10,6 +10,7 @@ from conftest import messages_sent, mirrored, of_kind
 
 import daskdist
 from daskdist import PerReplica, errors
+from daskdist.strategy.steps.call_messages import MakeCall, PassOn
 from daskdist.strategy.values.async_value import AsyncValue
 
 
@@ -71,7 +72,7 @@ def test_a_value_is_reduced_on_its_destination(on_cluster):
         with messages_sent(on_cluster) as messages:
             assert on_cluster.extended.reduce_to("SUM", values, name).tolist() == [3.0]
         # The last call of the reduction is made on that worker, so no further call moves the result.
-        assert [where for where, *_ in of_kind(messages, "call")] == [worker]
+        assert [where for where, *_ in of_kind(messages, MakeCall)] == [worker]
 
 
 @pytest.mark.parametrize("op", ["MEAN", "MAX"])
@@ -117,7 +118,7 @@ def test_a_nest_stays_a_nest_wherever_it_goes(strategy, op):
 def test_several_values_are_one_tree(on_cluster):
     with messages_sent(on_cluster) as messages:
         actual = on_cluster.extended.batch_reduce_to("SUM", [(arrays(number, number), None) for number in range(20)])
-    assert len(of_kind(messages, "call")) == 1
+    assert len(of_kind(messages, MakeCall)) == 1
     assert [on_cluster.local_results(result) for result in actual] == [(2 * number,) * 2 for number in range(20)]
 
 
@@ -166,9 +167,9 @@ def test_a_value_is_sent_once(on_cluster, num_rows):
             assert on_cluster.local_results(on_cluster.run(np.sum, args=(actual,))) == (expected, expected)
     # One call creates the value on a worker, which sends it to the other worker.
     one, other = on_cluster.workers
-    (call,) = of_kind(messages, "call")
+    (call,) = of_kind(messages, MakeCall)
     assert call[0] == one
-    assert [(where, target) for where, _, _, _, target, _ in of_kind(later, "push")] == [(one, other)]
+    assert [(where, message.target) for where, message in of_kind(later, PassOn)] == [(one, other)]
     assert len(pickle.dumps(later)) < 10_000
 
 

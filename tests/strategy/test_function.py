@@ -82,7 +82,7 @@ def test_steps_are_no_tasks_of_the_scheduler(on_cluster, client):
     assert keys
     assert not [key for key in keys if key.startswith(("run-", "reduce", "apply"))]
     # The other calls are one reduction for each step, and the sum of the results.
-    assert epoch.explain().endswith("epoch: 30 steps and 31 other calls\n  waited nowhere")
+    assert epoch.explain().endswith("epoch: 30 steps and 60 other calls\n  waited nowhere")
 
 
 @pytest.mark.cluster
@@ -124,7 +124,7 @@ def test_explain_reports_reads_of_values(on_cluster):
     on_cluster.local_results(on_cluster.run(plus_one, args=(floats(1, 2),)))
     assert until(floats(0, 0), 5) == 3
     first, *waits = until.explain().splitlines()
-    assert first.endswith("until: 3 steps and 3 other calls")
+    assert first.endswith("until: 3 steps and 6 other calls")
     assert len(waits) == 3
     assert all("waited because a result was looked at, in test_function.py, line" in line for line in waits)
 

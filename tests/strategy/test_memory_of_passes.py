@@ -12,6 +12,8 @@ from distributed import Future
 
 from daskdist import Dataset
 from daskdist.execute.task_times import task_times
+from daskdist.strategy.replica.contract import internals_of
+from daskdist.strategy.steps.remote.worker_streams import steps_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -49,6 +51,11 @@ def num_objects():
                 if isinstance(value, (list, dict, set, deque)) and (kind.__name__, name) not in BOUNDED:
                     counts[f"{kind}.{name}"] += len(value)
     return counts
+
+
+def num_kept(token, dask_worker):
+    """Return the number of messages of a worker to the program that are not acknowledged yet."""
+    return len(steps_of(dask_worker, token)._link.state.kept)
 
 
 def is_counted(kind):
@@ -89,6 +96,10 @@ def test_many_passes_leave_no_objects(client, on_cluster, in_loops):
         # Workers are told with later calls of what was dropped.
         for _ in range(3):
             on_cluster.local_results(on_cluster.run(int))
+        # Messages are kept until they are acknowledged.
+        streams, token = internals_of(on_cluster).backend.streams, internals_of(on_cluster).token
+        eventually(lambda: not any(stream.link.state.kept for stream in streams._streams.values()))
+        eventually(lambda: not any(client.run(num_kept, token).values()))
         return {"program": num_objects(), **client.run(num_objects)}
 
     client.run(fill_times)

@@ -178,7 +178,7 @@ def test_results_of_a_step_that_is_made_again_when_they_are_looked_at(strategy, 
     gate.unlink()
     result = strategy.run(step, args=(second, gate))
     kill(strategy, 0)
-    eventually(internals_of(strategy).backend.recovery.note_losses, 60)
+    eventually(lambda: internals_of(strategy).backend.live_workers.has_lost, 60)
     gate.touch()
     # The loss is handled within this call.
     actual = strategy.local_results(result)
@@ -458,7 +458,7 @@ def test_a_worker_is_retired_in_a_pass(strategy, killable_workers):
     assert int(total) == sum(range(1_800))
     assert leaving not in strategy.workers
     # No step was interrupted.
-    assert internals_of(strategy).backend.num_made_again == 0
+    assert internals_of(strategy).backend.repetition.num_made_again == 0
 
 
 @pytest.mark.parametrize("is_at_rest", [False, True])
@@ -602,7 +602,7 @@ def test_a_step_that_was_taken_is_not_left_out_if_its_function_cannot_be_called(
             return call_maps(value)
         if is_lost:
             kill(strategy, 0)
-            eventually(internals_of(strategy).backend.recovery.note_losses)
+            eventually(lambda: internals_of(strategy).backend.live_workers.has_lost)
         raise errors.ClusterError("it cannot be called")
 
     monkeypatch.setattr(steps, "_call_maps", fail_after_a_step)

@@ -11,6 +11,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import optree
 import pandas as pd
 import pytest
 from conftest import messages_sent, mirrored, of_kind
@@ -20,13 +21,11 @@ from hypothesis import strategies as st
 
 import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
-from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.strategy.reduce.pairwise import reduce_rows
 from daskdist.strategy.reduce.tree import fold_tree, groups_of
 from daskdist.strategy.replica.contract import internals_of
+from daskdist.strategy.steps.call_messages import MakeCall, PassOn
 from daskdist.strategy.steps.local_backend import LocalBackend
-from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.extract import ExtractAll, Remote
 
 NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PROD": np.prod}
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
@@ -176,12 +175,12 @@ def test_a_function_need_not_be_commutative(strategy):
 
 def test_neighbours_only_are_combined_where_order_may_count():
     workers = ("a", "b", "a", "b")
-    values = [[np.array(letter)] for letter in "wxyz"]
+    values = [[Made(np.array(letter), 0, worker)] for letter, worker in zip("wxyz", workers, strict=True)]
     assert groups_of(workers, in_order=True) == (("a", (0,)), ("b", (1,)), ("a", (2,)), ("b", (3,)))
     assert groups_of(workers, in_order=True, at_once=3) == (("a", (0, 1, 2)), ("b", (3,)))
     assert groups_of(workers, in_order=False, at_once=3) == (("a", (0, 2)), ("b", (1, 3)))
-    handle = fold_tree(Synchronous(), np.char.add, None, workers, values, 2)
-    assert handle.leaves[0] == "wxyz"
+    (made,) = fold_tree(Noting(), np.char.add, None, workers, values, 2)
+    assert made.result.leaves[0] == "wxyz"
 
 
 def test_values_that_are_not_arrays_are_combined_by_a_function(strategy):
@@ -531,12 +530,14 @@ class Noting(LocalBackend):
         self.num_calls = 0
         self.num_transfers = 0
 
-    def call(self, function, handles, *args, worker=None, name):
+    def call(self, function, args, *, worker=None, name):
         self.num_calls += 1
-        elsewhere = [handle for handle in handles if handle.worker != worker]
+        needed = [leaf for leaf in optree.tree_leaves(args) if isinstance(leaf, Made)]
+        elsewhere = [part for part in needed if part.worker != worker]
         self.num_transfers += len(elsewhere)
-        depth = max((handle.depth for handle in handles), default=0) + bool(elsewhere)
-        return Made(function([handle.result for handle in handles], *args), depth, worker)
+        depth = max((part.depth for part in needed), default=0) + bool(elsewhere)
+        there = optree.tree_map(lambda leaf: leaf.result if isinstance(leaf, Made) else leaf, args)
+        return [Made(function(*there), depth, worker)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -550,12 +551,9 @@ class Noting(LocalBackend):
 def test_depth_and_transfers(num_workers, split_every, per_worker, axis, op):
     caller = Noting()
     workers = tuple(f"w{k // per_worker}" for k in range(num_workers * per_worker))
-    values = [
-        [AsyncValue(caller, Remote(Made(np.full(3, k), 0, worker), ExtractAll(), worker))]
-        for k, worker in enumerate(workers)
-    ]
+    values = [[Made(np.full(3, k), 0, worker)] for k, worker in enumerate(workers)]
     op = daskdist.ReduceOp[op]
-    made = fold_tree(caller, op, axis, workers, values, split_every)
+    (made,) = fold_tree(caller, op, axis, workers, values, split_every)
     expected = NUMPY[op.name](np.arange(len(workers))) * (3 if axis == 0 and op.name == "SUM" else 1)
     np.testing.assert_array_equal(made.result.leaves[0], expected)
     depth = 0
@@ -586,10 +584,10 @@ def test_depth_and_bytes_on_a_cluster(start_cluster, axis, split_every):
         strategy.local_results(strategy.run(np.shape, args=(values,)))
         with messages_sent(strategy) as messages:
             result = strategy.reduce("SUM", values, axis=axis)
-        made_by = [where for where, *_ in of_kind(messages, "call")]
+        made_by = [where for where, *_ in of_kind(messages, MakeCall)]
         first, second, third = strategy.workers
         # Each of the other two workers sends one partial result, to one worker.
-        assert [(where, target) for where, _, _, _, target, _ in of_kind(messages, "push")] == [
+        assert [(where, message.target) for where, message in of_kind(messages, PassOn)] == [
             (second, first),
             (third, first),
         ]
@@ -608,7 +606,7 @@ def test_a_nest_is_one_tree(on_cluster):
     with messages_sent(on_cluster) as messages:
         actual = on_cluster.reduce("SUM", nest, axis=0)
     # There is one call for each worker's own values, and one that combines both.
-    assert len(of_kind(messages, "call")) == 3
+    assert len(of_kind(messages, MakeCall)) == 3
     assert (int(actual["a"]), float(actual["b"][0]), int(actual["b"][1])) == (6, 3, 11)
 
 
@@ -624,7 +622,7 @@ def test_reduce_does_not_wait(on_cluster, client):
     on_cluster.run(once_it_is_time, args=(arrays(1, 2), False))
     values = on_cluster.run(once_it_is_time, args=(arrays(1, 2), True))
     total = on_cluster.reduce("SUM", on_cluster.extended.reduce_to("MAX", values, None), axis=None) + 1
-    assert total.source is not None
+    assert total.ref is not None
     Event(name, client=client).set()
     assert int(total) == 5
 

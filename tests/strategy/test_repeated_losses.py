@@ -88,7 +88,7 @@ def test_the_error_of_a_task_too_large_for_any_worker_says_so(strategy, client):
     submit = Submit(client, strategy.workers)
     handle = submit.call(lambda _: fill_memory(), [], name="large")
     assert isinstance(handle.exception(timeout=60), KilledWorker)
-    for look in (submit.result, lambda of: submit.wait_for_step([of]), lambda of: submit.report(of, wait=True)):
+    for look in (submit.result, lambda of: submit.report(of, wait=True)):
         with pytest.raises(
             errors.RepeatedLossError, match=r"^large.* ran each of 2 times .*; Dask ended .*memory_limit"
         ):

@@ -15,7 +15,7 @@ import dask
 import numpy as np
 import programs
 import pytest
-from conftest import eventually, frequent_heartbeats, messages_sent, new_cluster, of_kind
+from conftest import eventually, frequent_heartbeats, messages_sent, new_cluster
 from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
 from distributed.comm import connect, listen
 
@@ -29,7 +29,7 @@ from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.outcomes import StaysOnWorker, loaded_structure, outcome_to_send, received_outcome
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.promises import Promise
-from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.refs import FlatResult
 
 
 def count_on_worker(dask_worker):
@@ -373,7 +373,7 @@ def test_large_results_are_fetched_once_for_all_their_parts(on_cluster):
     with messages_sent(on_cluster) as messages:
         for zeros, ones in on_cluster.local_results(made):
             assert (zeros.sum(), ones.sum()) == (0, 2**17)
-    assert len(of_kind(messages, "fetch")) == 2
+    assert len(messages) == 2
 
 
 @pytest.mark.cluster

@@ -25,6 +25,7 @@ from daskdist import Dataset, errors
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.replica.contract import internals_of
+from daskdist.strategy.steps.call_messages import CallOver, FailData
 from daskdist.strategy.steps.calls import Record
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.stream import OPERATION
@@ -251,12 +252,13 @@ def test_a_call_that_is_made_again_waits_for_data_that_failed_before(on_cluster,
     def waits_again(token, dask_worker):
         from daskdist.strategy.steps.remote.worker_streams import steps_of
 
-        steps, why = steps_of(dask_worker, token), Failed(Failure.of(KeyError("gone")), None)
+        steps = steps_of(dask_worker, token)
+        message = FailData("no such key", Failed(Failure.of(KeyError("gone")), None))
         first = steps.awaited("no such key")
-        steps._key_failed("no such key", why)
+        steps._handle([message])
         second = steps.awaited("no such key")
         are_set = first.is_set, second.is_set
-        steps._key_failed("no such key", why)
+        steps._handle([message])
         return *are_set, second.is_set
 
     token = internals_of(on_cluster).group.now.token
@@ -354,12 +356,12 @@ def test_a_result_that_comes_while_its_worker_is_given_up_counts_once(on_cluster
     for _ in range(30):
         calls = [streams.new_call((first, second), None, "call", is_step=True) for _ in range(500)]
         numbers = [call.record.number for call in calls]
-        come = partial(streams._handle, streams._streams[first], [("done", number, 0, None, 0) for number in numbers])
+        come = partial(streams._handle, streams._streams[first], [CallOver(number, 0, None, 0) for number in numbers])
         at_once(come, *[partial(streams._fail_calls, first, lost)] * num_losses)
         assert [call.record.num_left for call in calls] == [1] * len(calls)
         assert {*numbers} <= streams._under_way.keys()
         # Steps are sent while results of earlier ones come.
-        come = partial(streams._handle, streams._streams[second], [("done", number, 1, None, 0) for number in numbers])
+        come = partial(streams._handle, streams._streams[second], [CallOver(number, 1, None, 0) for number in numbers])
         later = [None] * 500
         at_once(come, partial(fill, later, lambda: streams.new_call((second,), None, "call", is_step=True)))
         assert streams.num_steps == len(later)

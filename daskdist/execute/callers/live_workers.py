@@ -40,8 +40,11 @@ class LiveWorkers:
         # Workers that have said that they are going to end, for example as they are retired -> the values that only
         # they have, each time that they handed them over.
         self._leaving: dict[str, list[Any]] = {}
-        # True if something failed since the workers were last checked.
-        self.in_doubt = False
+        # True once a worker has said so.
+        self.is_left = False
+        # True if something failed since the workers were last checked, and if one is known to be lost. Any thread sets
+        # them; the one that checks the workers clears both first.
+        self.in_doubt = self.has_lost = False
         # A list with the least memory limit of the workers, None without one; empty until it is requested.
         self.memory_bytes: list[int | None] = []
         # The reason why all earlier workers were lost; "" if they never were.
@@ -160,6 +163,7 @@ class LiveWorkers:
     def note_leaving(self, address: str, *values: Any) -> None:
         """Record that a worker is going to end once it has completed the calls that were sent to it, and its values."""
         self._leaving.setdefault(address, []).extend(values)
+        self.is_left = True
 
     def num_handed_over(self, address: str) -> int:
         """Return how often a worker that is going to end has handed over its values."""

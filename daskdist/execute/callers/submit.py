@@ -46,8 +46,6 @@ from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
 
-# For each part the index of the result that contains it, and the function that extracts it.
-Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 # Seconds between two checks of whether the workers are still there, while waiting for a result.
 LOOK_EVERY_S = 2
 # Data of at most this size is sent inside its task.
@@ -90,14 +88,11 @@ class Submit:
         The data that was sent to workers for tasks, shared by these callers too; none yet if None.
     """
 
-    # The program evaluates expressions of its results.
-    defers = False
     bundle_chunks = 1024
     compacts = True
     reports_freely = False
     divides = True
     reads_by_row = False
-    num_made_again = 0
 
     def __init__(
         self,
@@ -258,20 +253,8 @@ class Submit:
             return self._submit(name, worker, same, rows)
         return self._send(name, worker, same, rows, rows.nbytes)
 
-    def made_again_since(self, number: int) -> bool:
-        """Return False: Dask itself computes lost results again."""
-        return False
-
-    def logged(self, make: Callable[[Any], Handle], group: Any = None) -> Handle:
-        """Make a call that Dask makes again if its worker is lost."""
-        return make(group)
-
     def is_done(self, handle: Future) -> bool:
         return bool(handle.done())
-
-    def peek(self, handle: Future) -> None:
-        """Return None: results are on workers until they are looked at."""
-        return
 
     def wait_for_one(self, handles: Sequence[Future]) -> None:
         self.wait(handles, is_one_enough=True)
@@ -406,13 +389,6 @@ class Submit:
                     before = f"workers execute {', '.join(blocking)}" if blocking else "no worker has taken them"
                     raise WaitTimeoutError(f"{error}; {before}") from None
 
-    def wait_for_step(self, step: Sequence[Future]) -> None:
-        """Wait for calls; raise the error of the first one in order that failed."""
-        self.wait(step)
-        for handle in step:
-            if handle.status == "error":
-                self._result_of(handle)
-
     def _result_of(self, handle: Future) -> Any:
         # Dask cancels what `Future.result` waits for when it is interrupted.
         return self._fetched([handle])[0]
@@ -443,11 +419,6 @@ class Submit:
         finally:
             task.cancel()
 
-    def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Future], Picks]:
-        """Return Dask futures for handles, and the picks that extract parts of them, after `check`."""
-        self.check(handles)
-        return handles, picks
-
     def check(self, handles: Sequence[Future]) -> None:
         """Check that all results will arrive: waiting for one that cannot would never end.
 
@@ -465,6 +436,7 @@ class Submit:
 
     def _check_open(self) -> None:
         if self.client.status != "running":
+            self.live_workers.in_doubt = True
             raise closed_error(self.client)
 
     def _check_workers(self) -> dict[str, dict[str, Any]]:

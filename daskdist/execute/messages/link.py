@@ -162,16 +162,16 @@ class Link:
         self._outbox: Outbox | None = None
         self._lock = threading.Lock()
         # Bytes of messages so far, and of those that are over. Each is changed in one place.
-        self._num_sent_bytes = self._num_over_bytes = 0
+        self.num_sent_bytes = self.num_over_bytes = 0
         self._moved_before = 0
 
     def append(self, message: Any, over: Callable[[str | None], None] | None = None, num_bytes: int = 0) -> None:
         """Add a message that is sent after the next `flush`, in any thread; see `Sent`."""
         with self._lock:
-            self._num_sent_bytes += num_bytes
+            self.num_sent_bytes += num_bytes
             numbered = self.state.send(message, over, num_bytes)
             if self._outbox is not None:
-                self._outbox.append(numbered)
+                self._outbox.messages.append(numbered)
 
     def flush(self) -> None:
         """Send what waits, in any thread."""
@@ -182,7 +182,7 @@ class Link:
     @property
     def num_bytes(self) -> int:
         """The bytes of large values that were not acknowledged yet."""
-        return self._num_sent_bytes - self._num_over_bytes
+        return self.num_sent_bytes - self.num_over_bytes
 
     @property
     def is_written(self) -> bool:
@@ -193,12 +193,12 @@ class Link:
     def close(self) -> None:
         """Drop what is kept, as the link is not opened again; Python must not find it in a cycle, see `BatchStream`."""
         self.state.kept.clear()
-        self._num_over_bytes = self._num_sent_bytes
+        self.num_over_bytes = self.num_sent_bytes
 
     def acknowledge(self, number: int) -> None:
         """Drop what the other end has."""
         for sent in self.state.acknowledge(number):
-            self._num_over_bytes += sent.num_bytes
+            self.num_over_bytes += sent.num_bytes
             if sent.over is not None:
                 sent.over(None)
 
@@ -226,7 +226,7 @@ class Link:
         batches = BatchStream(comm, is_direct=is_direct)
         outbox = Outbox(batches)
         with self._lock:
-            outbox.extend([sent[:2] for sent in self.state.kept])
+            outbox.messages.extend([sent[:2] for sent in self.state.kept])
             self._outbox, self.batches = outbox, batches
         ends = list(map(asyncio.ensure_future, (outbox.write_all(), self._read(batches, outbox))))
         done, error = set[asyncio.Task[None]](), None
@@ -253,7 +253,7 @@ class Link:
         def acknowledge() -> None:
             nonlocal is_due
             is_due = False
-            outbox.append(self.state.num_arrived)
+            outbox.messages.append(self.state.num_arrived)
             outbox.flush()
 
         while True:

@@ -8,7 +8,7 @@ import pickle
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -116,8 +116,8 @@ class BatchStream:
 class Outbox:
     """The sending end of a connection: messages that accumulate while one write runs are sent together by the next.
 
-    Messages are bytes, or nests of plain values and of NumPy arrays that are not modified any more. `append` and
-    `flush` may be called from any thread, the rest only from the thread of the event loop.
+    Any thread may append to `messages` and call `flush`, which sends them; the rest is only for the thread of the event
+    loop. Messages are bytes, or nests of plain values and of NumPy arrays that are not modified any more.
 
     Parameters
     ----------
@@ -128,25 +128,17 @@ class Outbox:
     def __init__(self, stream: BatchStream) -> None:
         self._stream = stream
         # A deque, because the writer cannot safely swap a list that another thread may be about to append to.
-        self._messages: deque[Any] = deque()
+        self.messages: deque[Any] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._event = asyncio.Event()
         # True while the writer waits for `_event`, which nobody has set yet.
         self._is_idle = False
 
-    def append(self, message: Any) -> None:
-        """Add a message to be sent after the next `flush`."""
-        self._messages.append(message)
-
-    def extend(self, messages: Iterable[Any]) -> None:
-        """Add messages to be sent after the next `flush`."""
-        self._messages.extend(messages)
-
     @property
     def is_empty(self) -> bool:
         """True if no message is waiting."""
-        return not self._messages
+        return not self.messages
 
     def flush(self) -> None:
         """Make the writer send the waiting messages."""
@@ -165,17 +157,17 @@ class Outbox:
         """Send messages until the comm is closed, then raise `OSError`."""
         try:
             while True:
-                while self._messages:
+                while self.messages:
                     await self._write_waiting()
                 self._event.clear()
                 self._is_idle = True
-                if not self._messages:
+                if not self.messages:
                     await self._event.wait()
         finally:
             self._is_idle = False
 
     async def _write_waiting(self) -> None:
-        messages = [self._messages.popleft() for _ in range(len(self._messages))]
+        messages = [self.messages.popleft() for _ in range(len(self.messages))]
         await self._stream.write(messages)
 
 

@@ -34,9 +34,8 @@ class PipelineCursor:
         # The number of elements in the bundles before the current one.
         self._num_before = self._num_elements = 0
 
-    @property
     def num_handed_out(self) -> int:
-        """The number of elements that were handed out."""
+        """Return the number of elements that were handed out."""
         return self._num_before + min(self.position * len(self.lanes), self._num_elements)
 
     def move_to(self, primitive: Primitive, position: StreamPosition) -> None:
@@ -47,7 +46,7 @@ class PipelineCursor:
     def next(self) -> list[tuple[Lane, int]] | None:
         """Return each replica's lane and its place in the lane; None at the end."""
         if self.position == self.length:
-            self._num_before, self._num_elements = self.num_handed_out, 0
+            self._num_before, self._num_elements = self.num_handed_out(), 0
             self.position = self.length = 0
             try:
                 bundle = self.builder.pull()
@@ -129,7 +128,9 @@ class JointCursor:
                     num_rows.update(feed.num_rows[feed.position - 1])
             if is_over:
                 raise OutOfRangeError(AT_ITS_END)
-            num_empty = len([place for _, place in places if place < 0])
+            num_empty = 0
+            for _, place in places:
+                num_empty += place < 0
             # A step in which a replica has rows is handed out.
             if num_empty < len(places):
                 break
@@ -138,9 +139,10 @@ class JointCursor:
         if self.done:
             places = [_NO_ROWS if replica in self.done else place for replica, place in enumerate(places)]
             self.done = frozenset()
+            num_empty = len([place for _, place in places if place < 0])
         if self._fails_by_replica:
             places = self._up_to_failed(places)
-        num_empty = len([place for _, place in places if place < 0])
+            num_empty = len([place for _, place in places if place < 0])
         self.num_rows = frozenset({0} | (num_rows or {-1}) if num_empty else num_rows)
         return places, num_empty
 
@@ -159,7 +161,7 @@ class JointCursor:
 
     def handed_out(self) -> HandedOut:
         """Return for each pipeline the number of elements that were handed out."""
-        return [feed.num_handed_out for feed in self.feeds] if self.feeds else self._handed_out_at_end
+        return [feed.num_handed_out() for feed in self.feeds] if self.feeds else self._handed_out_at_end
 
     def close(self) -> None:
         """Drop the blocks that were read; no step follows."""

@@ -71,12 +71,12 @@ class AllReduce:
         if self._of_floats is not None and _FLOATS.issuperset(kinds):
             return [((), functools.reduce(self._of_floats, column)) for column in zip(*replicas, strict=True)]
         if self._of_numbers is None or not _NUMBERS.keys() >= set(kinds):
-            return self._fold.chunks([], [], replicas)
+            return self._fold.rows(replicas)
         try:
             return [((), self._partial_of_numbers(column)) for column in zip(*replicas, strict=True)]
         except OverflowError:
             # The number does not fit into 64 bits.
-            return self._fold.chunks([], [], replicas)
+            return self._fold.rows(replicas)
 
     def _partial_of_numbers(self, numbers: Sequence[Any]) -> Any:
         reduction: Any = self._of_numbers

@@ -24,7 +24,7 @@ from daskdist.display.missing_methods import Advised
 from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes, WorkerTimes
 from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, RepeatedLossError, UserFunctionError
-from daskdist.execute.caller import Caller, Handle, LocalCaller
+from daskdist.execute.caller import Caller, LocalCaller
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, logger, stats_of
@@ -45,9 +45,9 @@ from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.extract import GlobalBatch, PerReplicaRef, Remote, pick_from_rows
 from daskdist.strategy.values.optional import Optional
 from daskdist.strategy.values.per_replica import UNKNOWN_ROWS, PerReplica
+from daskdist.strategy.values.refs import GlobalBatch, Ref, Refs, TaskResults, row_leaf
 
 # The part of a worker's memory for batches of steps under way, after which further steps wait.
 _STEPS_OF_MEMORY: Final = 4
@@ -101,7 +101,7 @@ class DistributedIterator(Advised):
         # Returns a new caller, also for a pass that continues from a loaded position.
         self._make_caller = make_caller
         self._caller = caller = make_caller()
-        self._structure = spec.structure
+        self._structure, self._pack = spec.structure, spec.structure.packer
         self._specs = spec.leaves
         self._reported: set[str] = set()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
@@ -180,10 +180,9 @@ class DistributedIterator(Advised):
         self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
         options_of_steps = {"drops_uneven": self._drops_uneven, "fails_by_replica": fails_by_replica}
         self._feeds = JointCursor(feeds, num_lanes, **options_of_steps)
-        # The blocks of the last step's parts, and their handles and workers.
+        # The blocks of the last step's parts, and the tasks that compute them.
         self._refs: list[BlockRef | None] = [None] * sum(num_lanes)
-        self._handles: tuple[Handle, ...] = ()
-        self._workers: tuple[str | None, ...] = ()
+        self._results = TaskResults((), ())
         self._empty = tuple(leaf.zeros() for leaf in self._specs) if sum(num_lanes) > 1 else ()
 
     def __iter__(self) -> DistributedIterator:
@@ -283,10 +282,10 @@ class DistributedIterator(Advised):
             raise self._failure[0](*self._failure[1])
         is_taken = False
         try:
-            if not self._is_over:
+            if not self._is_over and self._has_changed():
                 self._continue_with_replicas(lost)
             value, is_taken = self._step(), True
-            return self._mapped(value)
+            return value if self._call_maps is None else self._mapped(value)
         except OutOfRangeError:
             if num_skipped := self._own_stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
@@ -389,7 +388,7 @@ class DistributedIterator(Advised):
         self._close()
 
     def _close(self) -> None:
-        self._refs, self._handles = [None] * len(self._refs), ()
+        self._refs, self._results = [None] * len(self._refs), TaskResults((), ())
         if self._ahead is not None:
             self._ahead.close()
         else:
@@ -479,27 +478,32 @@ class DistributedIterator(Advised):
         if self._ahead is not None:
             rows = self._on_devices(self._ahead)
             return self._step_value(rows, num_rows=_num_rows_of(rows))
-        self._wait_for_room()
+        if self._has_begun_bundle:
+            self._wait_for_room()
         places, num_empty = self._feeds.next()
         self._num_steps += 1
         if not self._is_here:
-            self._note_bundles([lane for lane, _ in places])
+            self._note_bundles(places)
         if len(places) == 1:
-            return self._structure.pack(self._leaves(*places[0]))
+            return self._pack(self._leaves(*places[0]))
         if not num_empty and not self._is_here:
-            return self._structure.pack(self._references(places))
+            return self._pack(self._references(places))
         rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
         return self._step_value(rows, num_rows=self._feeds.num_rows)
 
-    def _note_bundles(self, lanes: Sequence[Lane]) -> None:
-        refs = [lane.ref for lane in lanes]
+    def _note_bundles(self, places: Sequence[tuple[Lane, int]]) -> None:
         # All steps of one bundle share their references.
-        if refs == self._refs:
+        for (lane, _), ref in zip(places, self._refs, strict=True):
+            if lane.ref is not ref:
+                break
+        else:
             return
+        lanes = [lane for lane, _ in places]
+        refs = [lane.ref for lane in lanes]
         new = [(lane, ref) for lane in lanes if (ref := lane.ref) and not ref.is_kept and ref not in self._refs]
         self._refs = refs
-        self._handles = tuple([None if ref is None else ref.handle for ref in refs])
-        self._workers = tuple([None if ref is None else ref.worker for ref in refs])
+        futures = tuple([None if ref is None else ref.handle for ref in refs])
+        self._results = TaskResults(futures, tuple([None if ref is None else ref.worker for ref in refs]))
         in_use = self._in_use
         if in_use is not None:
             for lane, ref in new:
@@ -515,7 +519,7 @@ class DistributedIterator(Advised):
         # Batches of too many steps under way would fill the workers' memory. Wait before a step is taken, since an
         # interrupt of a later wait would lose its rows.
         in_use = self._in_use
-        if in_use is not None and self._has_begun_bundle:
+        if in_use is not None:
             self._wait_while(lambda: not in_use.has_room())
             self._has_begun_bundle = False
 
@@ -531,14 +535,16 @@ class DistributedIterator(Advised):
     def _step_value(self, rows: Sequence[Sequence[Any]], *, num_rows: frozenset[int]) -> Any:
         # Return the elements of all replicas in the form for the program.
         if len(rows) == 1:
-            return self._structure.pack(rows[0])
+            return self._pack(rows[0])
         if len(num_rows) > 1 and self._skips_empty:
             rows = [
                 (ABSENT,) * len(leaves) if leaves is self._empty or _is_empty(leaves) else leaves for leaves in rows
             ]
         columns = list(zip(*rows, strict=True))
-        batch = None if self._is_here else self._global_batch(columns)
-        return self._structure.pack(
+        batch = None
+        if not self._is_here:
+            batch = GlobalBatch(self._structure, columns, is_writable=self._is_writable, skips_empty=self._skips_empty)
+        return self._pack(
             [PerReplica(column, num_rows, batch=batch, batch_leaf=leaf) for leaf, column in enumerate(columns)]
         )
 
@@ -549,29 +555,24 @@ class DistributedIterator(Advised):
         are_alike = numbers.count(first) == len(numbers)
         values = []
         for leaf, spec in enumerate(self._specs):
-            alike = pick_from_rows(first, leaf, self._is_writable)
-            picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
-            values.append(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec))
-        batch, num_rows = self._global_batch(values), self._feeds.num_rows
-        return [PerReplica(reference, num_rows, batch=batch, batch_leaf=leaf) for leaf, reference in enumerate(values)]
-
-    def _global_batch(self, leaves: Sequence[Any]) -> GlobalBatch:
-        return GlobalBatch(self._structure, leaves, is_writable=self._is_writable, skips_empty=self._skips_empty)
+            alike = row_leaf(first, leaf, self._is_writable)
+            picks = alike if are_alike else tuple([row_leaf(place, leaf, self._is_writable) for place in numbers])
+            values.append(Refs(self._backend, self._results, picks, spec))
+        batch = GlobalBatch(self._structure, values, is_writable=self._is_writable, skips_empty=self._skips_empty)
+        num_rows = self._feeds.num_rows
+        return [PerReplica(refs, num_rows, batch=batch, batch_leaf=leaf) for leaf, refs in enumerate(values)]
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref
         if self._is_here:
             leaves: Leaves = self._caller.result(ref.handle).item(place)  # type: ignore[union-attr]
             return list(map(writable, leaves)) if self._is_writable else leaves
-        # Keep the handle only: through the reference, the data would still count as read ahead.
-        handle, worker = ref.handle, ref.worker  # type: ignore[union-attr]
-        sources = [
-            Remote(handle, pick_from_rows(place, number, self._is_writable), worker)
-            for number in range(len(self._specs))
-        ]
+        # Keep the future only: through the block, the data would still count as read ahead.
+        results = TaskResults((ref.handle,), (ref.worker,))  # type: ignore[union-attr]
         num_rows = self._feeds.num_rows or self._without_numbers
         return [
-            AsyncValue(self._backend, source, spec, num_rows) for source, spec in zip(sources, self._specs, strict=True)
+            AsyncValue(self._backend, Ref(results, 0, row_leaf(place, number, self._is_writable)), spec, num_rows)
+            for number, spec in enumerate(self._specs)
         ]
 
 

@@ -46,9 +46,9 @@ from daskdist.strategy.input.pass_position import PassSource
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.shared_reader import SharedReader, SharedReadPlan
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
-from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
 from daskdist.strategy.values.flat import flattened
 from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.refs import Refs, TaskResults, whole
 
 # (call, worker, number of the pipeline) -> the reader that replicas of this process share; dropped with the last of
 # their iterators.
@@ -190,9 +190,10 @@ def _dataset_argument(
     by_replica = [plan for plan, pipeline in zip(plans, pipelines, strict=True) for _ in pipeline.consumers]
     held: Any = None
     if isinstance(pipelines[0].node, OnWorker):
-        handles = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
-        workers = tuple(replica.worker for replica in strategy.replicas)
-        held = PerReplica(PerReplicaRef(internals_of(strategy).backend, handles, ExtractAll(), workers))
+        futures = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
+        results = TaskResults(futures, tuple(replica.worker for replica in strategy.replicas))
+        source: Any = internals_of(strategy).backend
+        held = PerReplica(Refs(source, results, whole))
     elif strategy.workers == (None,):
         # Replicas of this process may begin one after the other: keep the data that was read for later ones.
         devices = [named(replica.device) for replica in strategy.replicas]

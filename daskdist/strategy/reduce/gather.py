@@ -17,9 +17,9 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.device_reduction import cast
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import home_of, host_array, in_stream_of, moved
-from daskdist.strategy.values.extract import Extract, FlatResult
+from daskdist.strategy.values.encoding import Encoded
 from daskdist.strategy.values.flat import check_is_no_dict
-from daskdist.strategy.values.placeholders import filled
+from daskdist.strategy.values.refs import FlatResult
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,14 @@ class Gather:
 
     axis: int
 
-    def __call__(
-        self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[list[Any]]
-    ) -> FlatResult:
-        """Concatenate the templates of the values of the replicas, in order, for each leaf."""
-        return FlatResult.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
+    def __call__(self, leaves: Sequence[Sequence[Any]]) -> FlatResult:
+        """Concatenate the values of the replicas, in order, for each leaf."""
+        return FlatResult.of([concatenated(values, self.axis) for values in leaves])
 
 
 def cut_piece(
     results: Sequence[Any],
-    picks: Sequence[tuple[int, Extract]],
-    leaves: list[list[Any]],
+    pieces: Encoded,
     structure: Structure,
     is_balanced: bool,
     number: int,
@@ -56,8 +53,9 @@ def cut_piece(
     by one at most.
     """
     piece = []
-    for pieces in filled(results, picks, leaves):
-        rows = concatenated(pieces, 0, "run")
+    leaves, _ = pieces.nest(results)
+    for values in leaves:
+        rows = concatenated(values, 0, "run")
         size = -(-len(rows) // num_replicas)
         start, stop = number * size, (number + 1) * size
         if is_balanced:

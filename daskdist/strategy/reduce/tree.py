@@ -41,18 +41,16 @@ from daskdist.strategy.reduce.reductions import (
 from daskdist.strategy.reduce.weights import weight_of, weighted, weighted_rows
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import Placed, home_of, in_stream_of, moved_nest
+from daskdist.strategy.values.encoding import NUMBERS, SteadyFunction, is_small, is_small_part
 from daskdist.strategy.values.error_context import add_context
-from daskdist.strategy.values.extract import Extract, ExtractFromResult, FlatResult, PerReplicaRef
 from daskdist.strategy.values.flat import check_is_no_dict
-from daskdist.strategy.values.placeholders import Placeholders, fill
+from daskdist.strategy.values.refs import FlatResult, Pick, Refs
 
 # The kinds of dtypes that can be added, and those that are ordered.
 _NUMBERS: Final = "biufc"
 _ORDERED: Final = "biufcmM"
 # Types passed to functions unchanged, as converting them to arrays would change their meaning.
 _COMBINED_AS_THEY_ARE: Final = (str, bytes, Ragged)
-# Arrays of at most this many bytes are combined in a fraction of a millisecond.
-_SMALL_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True)
@@ -82,20 +80,18 @@ class Fold:
     operation: str = "reduce"
     is_weighted: bool = False
 
-    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], replicas: list[Any] | None) -> Any:
-        """Fold values of replicas: a template of leaves for each, or None where each has one extracted leaf."""
-        columns: Iterable[Sequence[Any]]
+    def column(self, values: Sequence[Any]) -> Any:
+        """Fold the values of replicas that have one each."""
+        if (arrays := self._alike(values)) is None:
+            return self.rows([[value] for value in values])
         reduction = reduction_of(self.op)
-        if replicas is None:
-            column = [pick(results[number]) for number, pick in picks]
-            if (arrays := self._alike(column)) is not None:
-                whole = functools.reduce(reduction.combine, [reduction.chunk(array, None) for array in arrays])
-                return FlatResult([self._final(reduction, (), whole)], list_spec(1))
-            columns = [column]
-        else:
-            if picks:
-                replicas = fill(replicas, [pick(results[number]) for number, pick in picks])
-            columns = zip(*replicas, strict=True)
+        whole = functools.reduce(reduction.combine, [reduction.chunk(array, None) for array in arrays])
+        return FlatResult([self._final(reduction, (), whole)], list_spec(1))
+
+    def rows(self, replicas: Sequence[Sequence[Any]]) -> Any:
+        """Fold the values of replicas that have several each."""
+        columns: Iterable[Sequence[Any]] = zip(*replicas, strict=True)
+        reduction = reduction_of(self.op)
         chunk = self._chunk
         if self.is_weighted:
             *columns, weights = columns
@@ -120,7 +116,7 @@ class Fold:
         op = self.op
         if self.axis is not None or not self.is_final or self.is_weighted or type(op) is not ReduceOp:
             return None
-        if not _HERE.issuperset(map(type, values)):
+        if not NUMBERS.issuperset(map(type, values)):
             return None
         arrays = list(map(np.asarray, values))
         kinds, shape = _ORDERED if NAMED[op].needs_order else _NUMBERS, arrays[0].shape
@@ -135,7 +131,7 @@ class Fold:
 
     def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
         # Also return the remaining shape, which must be the same for all replicas.
-        if type(value) not in _HERE:
+        if type(value) not in NUMBERS:
             if value is ABSENT:
                 # Another replica's value has the shape; arrays with a dimension of 0 do not show it.
                 return (0,), NoRows(None, None)
@@ -169,7 +165,7 @@ class Fold:
         op, axis = self.op, self.axis
         array = value
         kind = type(value)
-        if kind in _HERE:
+        if kind in NUMBERS:
             if kind is not np.ndarray:
                 array = np.asarray(value)
         elif not isinstance(value, np.ma.MaskedArray):
@@ -180,7 +176,7 @@ class Fold:
             # Arrays from a message may be unaligned: NumPy adds those in another order, with another rounding.
             array = np.require(array, requirements="A")
         if isinstance(op, ReduceOp):
-            if kind not in _HERE:
+            if kind not in NUMBERS:
                 check_is_no_dict(value, self.operation)
                 if isinstance(array, np.ma.MaskedArray):
                     raise ArgumentError(
@@ -364,10 +360,6 @@ def list_spec(num_leaves: int) -> Any:
     return optree.tree_structure([0] * num_leaves, none_is_leaf=True)
 
 
-# Types that are never asynchronous and never nests.
-_HERE: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.float64, np.int32, np.int64})
-
-
 @functools.lru_cache(maxsize=256)
 def groups_of(
     workers: tuple[str | None, ...], *, in_order: bool, at_once: int = 1
@@ -411,7 +403,7 @@ _fold_of_name = functools.lru_cache(maxsize=64)(Fold)
 
 
 @dataclass(frozen=True, eq=False)
-class FoldPartials:
+class FoldPartials(SteadyFunction):
     """A function that folds the partial results of workers.
 
     It is the same object in all steps, so that it is sent to a worker once.
@@ -424,68 +416,28 @@ class FoldPartials:
 
     fold: Fold
 
-    def __call__(self, results: Sequence[Any]) -> Any:
+    def __call__(self, *results: Any) -> Any:
         return self.fold.partials(results)
 
-    def is_quick(self, results: Sequence[Any]) -> bool:
-        """Return whether a call takes only microseconds and runs no code of the user."""
-        return isinstance(self.fold.op, ReduceOp) and all(_is_small(result) for result in results)
+    def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
+        """Return whether a call takes only microseconds and runs no code of the user, given what its values are of."""
+        return isinstance(self.fold.op, ReduceOp) and all(map(is_small, results))
 
 
 @dataclass(frozen=True, eq=False)
-class FoldChunks(FoldPartials):
-    """A function that folds one leaf of a call's results on some replicas.
+class FoldColumn(FoldPartials):
+    """A function that folds one value of each of some replicas."""
 
-    Parameters
-    ----------
-    fold
-        The node of the tree.
-    pick
-        Extracts the leaf.
-    """
+    def __call__(self, *results: Any) -> Any:
+        return self.fold.column(results)
 
-    pick: ExtractFromResult
-
-    def __call__(self, results: Sequence[Any]) -> Any:
-        return self.fold.chunks(results, [(number, self.pick) for number in range(len(results))], None)
-
-    def is_quick(self, results: Sequence[Any]) -> bool:
+    def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
         """Return whether all values are small NumPy values."""
-        leaf = self.pick.leaf
-        return isinstance(self.fold.op, ReduceOp) and False not in [
-            type(result) is FlatResult and leaf < len(result.leaves) and _is_small(result.leaves[leaf])
-            for result in results
-        ]
+        return isinstance(self.fold.op, ReduceOp) and all(map(is_small_part, results, picks))
 
 
-def _is_small(value: Any) -> bool:
-    if type(value) is np.ndarray:
-        return value.nbytes <= _SMALL_BYTES and not value.dtype.hasobject
-    if type(value) in (tuple, list):
-        return all(map(_is_small, value))
-    return type(value) in _HERE or isinstance(value, np.dtype)
-
-
-_fold_chunks = functools.lru_cache(maxsize=256)(FoldChunks)
+_fold_column = functools.lru_cache(maxsize=64)(FoldColumn)
 _fold_partials = functools.lru_cache(maxsize=64)(FoldPartials)
-
-
-def _chunks(
-    caller: Backend, fold: Fold, values: PerReplicaRef | Sequence[list[Any]], numbers: Sequence[int], worker: str | None
-) -> Handle:
-    if isinstance(values, PerReplicaRef) and type(values.picks) is ExtractFromResult:
-        handles = values.handles if type(numbers) is range else [values.handles[number] for number in numbers]
-        make = _fold_chunks if isinstance(fold.op, ReduceOp) else FoldChunks
-        return caller.call(make(fold, values.picks), handles, worker=worker, name="reduce-chunk")
-    is_reference = isinstance(values, PerReplicaRef)
-    rows = [[values.part(number)] if isinstance(values, PerReplicaRef) else values[number] for number in numbers]
-    if _HERE.issuperset(map(type, itertools.chain.from_iterable(rows))):
-        return caller.call(fold.chunks, (), (), rows, worker=worker, name="reduce-chunk")
-    placeholders = Placeholders()
-    template = [list(map(placeholders.leaf, row)) if is_reference else placeholders.template(row) for row in rows]
-    return caller.call(
-        fold.chunks, placeholders.handles, placeholders.picks, template, worker=worker, name="reduce-chunk"
-    )
 
 
 def fold_tree(
@@ -493,12 +445,12 @@ def fold_tree(
     op: Op,
     axis: Axis,
     workers: tuple[str | None, ...],
-    values: PerReplicaRef | Sequence[list[Any]],
+    values: Refs | Sequence[Sequence[Any]],
     split_every: int,
     on: str | None = None,
     *,
     is_weighted: bool = False,
-) -> Handle:
+) -> Sequence[Handle]:
     """Reduce values of replicas in a tree.
 
     Parameters
@@ -510,7 +462,7 @@ def fold_tree(
     workers
         The worker of each replica; None for this process.
     values
-        The leaves of each replica, some of them asynchronous; or one part of a call's result for each replica.
+        The leaves of each replica, some of them asynchronous; or the references of one value of each replica.
     split_every
         The number of workers' partial results that are combined at a time.
     on
@@ -520,10 +472,11 @@ def fold_tree(
 
     Returns
     -------
-    Handle
+    Sequence
         The handle of a `FlatResult` list of the leaves' results.
     """
-    whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
+    if type(split_every) is not int or split_every < 2:
+        whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
     # Functions need not be commutative. If the chunk is the value itself, workers are combined directly.
     in_order = not isinstance(op, ReduceOp)
     groups = groups_of(workers, in_order=in_order, at_once=split_every if axis is None else 1)
@@ -532,7 +485,13 @@ def fold_tree(
         is_last = len(groups) == 1
         worker = on if is_last and on else group_worker
         fold = _fold(op, axis, is_last, is_weighted=is_weighted)
-        level.append((worker, _chunks(caller, fold, values, numbers, worker)))
+        if isinstance(values, Refs):
+            chunk = _fold_column(fold) if isinstance(op, ReduceOp) else FoldColumn(fold)
+            call = caller.call(chunk, values.refs(numbers), worker=worker, name="reduce-chunk")
+        else:
+            rows = [list(values[number]) for number in numbers]
+            call = caller.call(fold.rows, (rows,), worker=worker, name="reduce-chunk")
+        level.append((worker, call))
     while len(level) > 1:
         is_last = len(level) <= split_every
         fold = _fold(op, axis, is_last)
@@ -545,6 +504,6 @@ def fold_tree(
             if len(part) == 1:
                 level.append(part[0])
                 continue
-            handles = [handle for _, handle in part]
+            handles = tuple([call[0] for _, call in part])
             level.append((worker, caller.call(make(fold), handles, worker=worker, name="reduce")))
     return level[0][1]

@@ -22,6 +22,8 @@ class CurrentGroup:
         self.now = group
         self._recovery = recovery
         self._sizes_before: tuple[int, ...] = ()
+        # True once replicas were lost or added.
+        self.has_changed = False
         self._lost: tuple[str | None, ...] = ()
         # The flag prevents re-entry, as recovery itself calls replicas.
         self._lock = threading.RLock()
@@ -61,6 +63,7 @@ class CurrentGroup:
             before, self.now = self.now, self._recovery.with_replacements(self.now)
             if self.now is not before:
                 self._sizes_before += (len(before.replicas),)
+                self.has_changed = True
             return self.now is not before
 
     def _replace(self, group: ReplicaGroup) -> bool:
@@ -69,6 +72,7 @@ class CurrentGroup:
         some_remain = group.num_lost == before.num_lost
         lost = [worker for worker in before.workers if not some_remain or worker not in group.workers]
         self._sizes_before += (len(before.replicas),)
+        self.has_changed = True
         self._lost += tuple(lost)
         self.now = group
         if lost and some_remain:
@@ -79,11 +83,6 @@ class CurrentGroup:
             sizes = len(group.replicas), len(before.replicas)
             logger.warning("%s; %d of %d replicas are left", "; ".join(reasons), *sizes)
         return some_remain
-
-    @property
-    def has_changed(self) -> bool:
-        """Return whether replicas were lost or added."""
-        return bool(self._sizes_before)
 
     def had(self, size: int | None) -> bool:
         """Return whether there were this many replicas before some were lost or added."""

@@ -1,9 +1,9 @@
-"""Handles of calls that were sent to workers, and of their results."""
+"""Handles of calls that were sent to workers, and the program's records of them."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from distributed import Future
@@ -11,9 +11,12 @@ from distributed import Future
 from daskdist.errors import ClusterError
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.values.refs import Ref, TaskResults
 
 # The prefix of the names of calls without a time limit: loops over distributed datasets.
 LOOP_PREFIX: Final = "loop-"
+# The name of calls that return values to the program, however large these are.
+LOOK: Final = "look"
 
 # A call that a replica is making: the replica, the name, the seconds so far, and what it did last with the seconds
 # since, if that is known.
@@ -48,22 +51,22 @@ class Record:
     workers
         The address of the worker of each result.
     needs
-        The arguments, which must be kept until the call has finished: the handles, or a tuple of those of each replica.
+        The sources of the arguments, which must be kept until the call has finished: one, or a tuple of them.
     name
         The name of the call.
     is_step
         Whether it is a call of `run`.
-    function
-        The number of the function that each replica calls; None for other calls.
+    is_of_replicas
+        Whether each replica makes the call.
     takes_results
         Whether each replica is given its own result of an earlier call in it.
     """
 
     __slots__ = (
         "again",
-        "function",
         "has_failed",
         "is_dropped",
+        "is_of_replicas",
         "is_step",
         "losses",
         "lost",
@@ -86,7 +89,7 @@ class Record:
         name: str,
         *,
         is_step: bool = False,
-        function: int | None = None,
+        is_of_replicas: bool = False,
         takes_results: bool = False,
     ) -> None:
         self.number = number
@@ -94,7 +97,7 @@ class Record:
         self.needs = needs
         self.name = name
         self.is_step = is_step
-        self.function = function
+        self.is_of_replicas = is_of_replicas
         self.takes_results = takes_results
         # The structure number and outcome of each result; None until the call has finished. The list becomes a tuple in
         # the end, as the garbage collector does not examine tuples of plain values.
@@ -111,8 +114,8 @@ class Record:
         # The workers that were lost while they were making it, and those of earlier attempts.
         self.lost: tuple[str, ...] = ()
         self.losses = _NO_LOSSES
-        # A function that repeats the call on another worker, if all its inputs still exist.
-        self.again: Callable[[], Result] | None = None
+        # A function that makes the call again on another worker, if all its inputs are results of tasks.
+        self.again: Callable[[], Call] | None = None
 
     @property
     def holders(self) -> set[str]:
@@ -135,15 +138,15 @@ class Record:
         return list(failures.values())
 
 
-class Call(Sequence["Result"]):
+class Call(Sequence[Ref]):
     """The handle of a call: while it is referenced, workers keep the results."""
 
-    __slots__ = ("__weakref__", "_dropped", "make", "record", "streams")
+    __slots__ = ("__weakref__", "_dropped", "make", "record", "workers")
 
-    def __init__(self, record: Record, dropped: deque[Record], streams: Callable[[], Any]) -> None:
+    def __init__(self, record: Record, dropped: deque[Record]) -> None:
         self.record = record
-        # A weak reference to the streams it was sent by.
-        self.streams = streams
+        # The address of the worker of each result.
+        self.workers = record.workers
         self._dropped = dropped
         # A function that makes the call again, if the call begins the last step and that is complete; see `CallLog`.
         self.make: Callable[[ReplicaGroup], Any] | None = None
@@ -151,6 +154,23 @@ class Call(Sequence["Result"]):
     def become(self, other: Call) -> None:
         """Exchange the records of two handles."""
         self.record, other.record = other.record, self.record
+        self.workers, other.workers = other.workers, self.workers
+
+    def outcome(self, place: int) -> Any:
+        """Return the structure and the outcome of a result; None until it is known.
+
+        Raises
+        ------
+        ClusterError
+            The call was made again without this replica.
+        """
+        record = self.record
+        if place >= len(record.outcomes):
+            raise ClusterError(
+                f"{record.name} was made again for {len(record.workers)} replicas, and has no value of replica "
+                f"{place}; look at the PerReplica instead"
+            )
+        return record.outcomes[place]
 
     def __len__(self) -> int:
         return len(self.record.outcomes)
@@ -158,10 +178,7 @@ class Call(Sequence["Result"]):
     def __getitem__(self, place: Any) -> Any:
         if not 0 <= place < len(self.record.outcomes):
             raise IndexError(place)
-        return Result(self, place)
-
-    def __iter__(self) -> Iterator[Result]:
-        return iter([Result(self, place) for place in range(len(self.record.outcomes))])
+        return Ref(self, place)
 
     def __del__(self) -> None:
         try:
@@ -169,58 +186,6 @@ class Call(Sequence["Result"]):
         except AttributeError:
             # An interrupt ended `__init__`.
             return
-
-
-class Result:
-    """The handle of one result of a call.
-
-    Parameters
-    ----------
-    call
-        The call.
-    place
-        The index of the result in the call.
-    """
-
-    __slots__ = ("call", "place")
-
-    def __init__(self, call: Call, place: int) -> None:
-        self.call = call
-        self.place = place
-
-    @property
-    def worker(self) -> str:
-        """The address of the worker that computes the result."""
-        return self.call.record.workers[self.place]
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the result is known."""
-        return self.call.record.outcomes[self.place] is not None
-
-
-def checked(result: Result) -> Result:
-    """Return a result, unless its call was made again for fewer replicas, without this one.
-
-    Raises
-    ------
-    ClusterError
-        The call was made again without the replica.
-    """
-    record = result.call.record
-    if result.place >= len(record.workers):
-        raise ClusterError(
-            f"{record.name} was made again for {len(record.workers)} replicas, and has no value of replica "
-            f"{result.place}; look at the PerReplica instead"
-        )
-    return result
-
-
-def workers_in(handles: Sequence[Any]) -> Sequence[str]:
-    """Return the workers of the results among handles."""
-    if type(handles) is Call:
-        return handles.record.workers
-    return [handle.worker for handle in handles if type(handle) is Result]
 
 
 def note_lost(records: Iterable[Record], worker: str) -> None:
@@ -245,7 +210,7 @@ def note_lost(records: Iterable[Record], worker: str) -> None:
             for place, address in enumerate(record.workers)
             if address == worker and record.outcomes[place] is None
         }
-        is_of_replicas = record.function is not None
+        is_of_replicas = record.is_of_replicas
         # Reductions are made at the same time as calls on replicas, and mostly wait for those.
         if not_over and (is_first or (is_of_replicas and any(places[place] < 2 for place in not_over))):
             record.lost += (worker,)
@@ -257,16 +222,18 @@ def note_lost(records: Iterable[Record], worker: str) -> None:
 def futures_in(needs: Any) -> list[Future]:
     """Return the futures of Dask tasks that a call needs."""
     return [
-        part for need in needs or () for part in (need if type(need) is tuple else (need,)) if isinstance(part, Future)
+        future
+        for source in _sources(needs)
+        if type(source) is TaskResults
+        for future in source.futures
+        if isinstance(future, Future)
     ]
 
 
 def records_in(needs: Any) -> list[Record]:
     """Return the records of the calls whose results a call needs."""
-    calls = []
-    for need in needs or ():
-        if type(need) is Call:
-            calls.append(need)
-        else:
-            calls += [part.call for part in (need if type(need) is tuple else (need,)) if type(part) is Result]
-    return [call.record for call in calls]
+    return [source.record for source in _sources(needs) if type(source) is Call]
+
+
+def _sources(needs: Any) -> Sequence[Any]:
+    return needs if type(needs) is tuple else (needs,)

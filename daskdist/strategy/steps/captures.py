@@ -32,7 +32,7 @@ class Capture:
         self.waits: list[str] = []
         self.is_over = False
         self._senders: dict[int, Sender] = {}
-        self._awaited: list[Callable[[], None]] = []
+        self._awaited: list[Callable[[], Any]] = []
 
     def add(self, sender: Sender, *, is_step: bool) -> None:
         """Record a call of a sender."""
@@ -42,7 +42,7 @@ class Capture:
         else:
             self.num_other_calls += 1
 
-    def wait_for(self, wait: Callable[[], None]) -> None:
+    def wait_for(self, wait: Callable[[], Any]) -> None:
         """Register a wait for the end of the function, for calls without results that can be read."""
         self._awaited.append(wait)
 

@@ -8,12 +8,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-import cloudpickle
 import numpy as np
-from distributed import Client, Future
+from distributed import Client
 
 from daskdist.config import seconds, to_send
 from daskdist.core.finalizer import Finalizer
@@ -23,54 +21,49 @@ from daskdist.execute.caller import Handle
 from daskdist.execute.callers.cluster_requests import closed_error, run_on_workers
 from daskdist.execute.callers.fetch import WithRemoteResults
 from daskdist.execute.callers.live_workers import LiveWorkers
-from daskdist.execute.callers.submit import Picks, Submit
+from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.backend import RECOVERY
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.placement.replacements import Replacements
-from daskdist.strategy.reduce.tree import FoldPartials
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.steps.calls import Call, Result, checked, workers_in
+from daskdist.strategy.steps.call_messages import EndCall, MakeCall
+from daskdist.strategy.steps.calls import LOOK, Call
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.steps.outcomes import (
-    Failed,
-    StaysOnWorker,
-    loaded_structure,
-    pickled_structure,
-    received_outcome,
-)
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.recovery.call_log import LOST, CallLog
 from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
 from daskdist.strategy.steps.recovery.resplit import resplit
-from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConnection
 from daskdist.strategy.steps.recovery.scheduler_recovery import SchedulerRecovery
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.program_report import ProgramReport
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
 from daskdist.strategy.steps.remote.worker_streams import install, result_in_memory
 from daskdist.strategy.steps.sending.call_arguments import (
-    COLUMNS,
-    ReplicaCall,
-    as_now,
+    PreparedCall,
     is_plan,
     name_of_call,
-    needed,
-    objects_in,
-    pickled_value,
+    objects_of,
     place_of_argument,
-    wired_arguments,
+    size_of_column,
 )
 from daskdist.strategy.steps.sending.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.extract import PerReplicaRef
-from daskdist.strategy.values.per_replica import PerReplica, batch_of, follow_batch, reference_of
+from daskdist.strategy.values.encoding import SteadyFunction, called_on_host, encoded, look, operation, pickled_value
+from daskdist.strategy.values.flat import loaded_structure, pickled_structure
+from daskdist.strategy.values.per_replica import PerReplica, follow_batch, values_read_later
+from daskdist.strategy.values.refs import Ref, Refs, TaskResults
+
+_T = TypeVar("_T")
 
 logger: Final = logging.getLogger("daskdist")
 # The time to wait for a step's other replicas once one has failed.
 _SOON_S: Final = 0.5
+# The types of packed arguments that are not part of the pickle of a call.
+_INPUTS: Final = frozenset({Ref, SentObject})
 
 
 class ClusterBackend:
@@ -101,7 +94,6 @@ class ClusterBackend:
         replacements: Replacements,
     ) -> None:
         self.client = client
-        self.connection = SchedulerConnection(client)
         self.cross_replica = cross_replica
         self.live_workers = live_workers
         self.futures = submit.futures
@@ -109,9 +101,10 @@ class ClusterBackend:
         self.streams = StreamSet(client, live_workers, weakref.ref(self._log))
         self.objects = SentObjects(self.streams.dropped_objects)
         self._submit = submit
-        self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
+        # Functions that do not change -> what workers have of them.
+        self._sent_once: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
         self._token = ""
-        self.repetition = RepeatedCalls(self.streams, self._log, self.connection)
+        self.repetition = RepeatedCalls(self.streams, self._log)
         self.recovery = SchedulerRecovery(
             self.streams, submit, self.objects, cross_replica, replacements, self.repetition
         )
@@ -127,209 +120,203 @@ class ClusterBackend:
         group: ReplicaGroup,
     ) -> Call:
         """Call a function on every replica; see `Backend`."""
-        if operation != RECOVERY:
+        if self.repetition.failed is not None and operation != RECOVERY:
             self.repetition.raise_failure()
-        function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
+        function = self.objects.of_function(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
         takes_batch = takes_results = is_loop = False
-        packed: list[Any] = []
+        sent, inputs = list(leaves), []
         # Futures that have to stay on the cluster until the call has ended, since it refers to them by key.
         kept: tuple[Any, ...] = ()
-        for leaf in leaves:
-            reference = None
+        for number, leaf in enumerate(leaves):
             if type(leaf) is PerReplica:
-                has_batch = batch_of(leaf) is not None
-                takes_batch |= has_batch
-                takes_results |= not has_batch
-                reference = reference_of(leaf)
-                if reference is None:
+                is_batch = leaf.batch is not None
+                takes_batch |= is_batch
+                takes_results |= not is_batch
+                if leaf.refs is None:
                     kept += tuple([part.futures for part in leaf.values if type(part) is WithRemoteResults])
                     is_loop |= is_plan(leaf.values[0])
-            packed.append(reference or self.packed(leaf, partial(place_of_argument, operation, treespec, len(packed))))
-        replica_call = ReplicaCall(
+                packed = leaf if is_batch else self._column(leaf, place_of_argument, operation, treespec, number)
+            else:
+                packed = self._packed(leaf, place_of_argument, operation, treespec, number)
+                if type(packed) not in _INPUTS:
+                    sent[number] = packed
+                    continue
+            sent[number] = None
+            inputs.append((number, packed))
+        prepared = PreparedCall(
             self,
             function,
-            packed,
             pickled_structure(treespec),
+            # Values are pickled now, since they may change later.
+            pickled_value(sent, lambda: f"{operation}: an argument") if len(inputs) < len(sent) else b"",
+            inputs,
             to_send(),
-            kept,
             name_of_call(operation, getattr(fn, "__name__", type(fn).__name__), is_loop),
+            kept=kept,
+            is_of_replicas=True,
             is_step=operation == "run",
             is_loop=is_loop,
             takes_results=takes_results,
             undo_from=None if operation == RECOVERY else self._log.begin_call(takes_batch=takes_batch),
         )
-        call = self._send(replica_call, group)
-        if replica_call.undo_from is not None:
-            replica_call.leaves = [
-                leaf if type(leaf) is PerReplica and batch_of(leaf) is not None else as_now(arg)
-                for leaf, arg in zip(leaves, packed, strict=True)
-            ]
-            self._log.add(call, replica_call, begins_step=takes_batch)
-        return call
-
-    def send_again(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
-        """Send a call again to given replicas."""
-        name = replica_call.name
-        if replica_call.is_loop:
-            raise ClusterError("a loop on replicas is not made again by itself")
-        leaves = [
-            self.cut_for(leaf, group) if type(leaf) is PerReplica and batch_of(leaf) is not None else leaf
-            for leaf in replica_call.leaves
-        ]
-        for leaf in leaves:
-            parts = leaf.handles if type(leaf) is PerReplicaRef else leaf.values if type(leaf) is PerReplica else None
-            if parts is not None and len(parts) != len(group.replicas):
-                raise ClusterError(f"{name} needs the values that lost replicas had")
-        return self._send(replace(replica_call, leaves=leaves, undo_from=0), group)
-
-    def _send(self, replica_call: ReplicaCall, group: ReplicaGroup) -> Call:
-        streams, function, name = self.streams, replica_call.function, replica_call.name
-        workers: Any = group.worker_of
-        columns, args = wired_arguments(replica_call.leaves, len(workers))
-        columns = [self._own_column(column, len(workers)) for column in columns]
-        has_objects = bool(objects_in(columns, range(len(workers))))
-        if replica_call.is_step:
-            streams.wait_for_room()
-        with streams.lock:
-            streams.check_open(group.workers)
-            streams.check_there(columns)
-            try:
-                call = streams.new_call(
-                    workers,
-                    needed(columns, replica_call.kept),
-                    name,
-                    is_step=replica_call.is_step,
-                    function=function.number,
-                    takes_results=replica_call.takes_results,
-                )
-                function_fields = call.record.number, function.number, replica_call.structure
-                settings = replica_call.settings, name, replica_call.undo_from
-                for worker, members in group.members_of.items():
-                    objects = objects_in(columns, members) if has_objects else ()
-                    # Send the needed objects before making references: a reference may send another worker the number
-                    # of this stream's next message, which has to be that of the call.
-                    stream = streams.stream_with(worker, (function, *objects))
-                    lanes = [(k, streams.references(worker, columns, k), args[k]) for k in members]
-                    stream.append("run", *function_fields, lanes, *settings)
-                    stream.num_steps += replica_call.is_step
-            except BaseException:
-                # Some workers have received a part of the call.
-                streams.close()
-                raise
-        self._sent(is_step=replica_call.is_step)
+        call = self._send(prepared, group)
+        if prepared.undo_from is not None:
+            self._log.add(call, prepared, begins_step=takes_batch)
         return call
 
     def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], *, worker: str | None = None, name: str
+    ) -> Call:
+        """Call ``function(*args)`` on a worker, or on another if that is lost."""
+        return self._send(self._prepared_call(function, args, {}, worker, name), None)
+
+    def _prepared_call(
         self,
         function: Callable[..., Any],
-        handles: Sequence[Handle],
-        *args: Any,
-        worker: str | None = None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        worker: str | None,
         name: str,
-    ) -> Result:
-        """Call ``function(results of the handles, *args)`` on a worker, or on another if that is lost."""
-        streams = self.streams
-        if type(handles) is not Call or handles.streams is not streams.identity:
-            handles = list(map(self._own, handles))
-        prepared = pickled = None
-        if not args and isinstance(function, FoldPartials):
-            prepared = self._prepared_object(function)
+    ) -> PreparedCall:
+        structure, leaves, inputs = encoded(args, kwargs, self, name)
+        sent: Any = self._sent_once.get(function) if isinstance(function, SteadyFunction) else None
+        if sent is None:
+            sent = pickled_value(function, lambda: f"{name.partition('-')[0]}: the function")
+            if isinstance(function, SteadyFunction):
+                sent = self._sent_once[function] = SentObject(sent, self.streams.dropped_objects)
+        return PreparedCall(self, sent, structure, leaves, inputs, to_send(), name, worker)
+
+    def applied(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
+        """Call a function of values on the worker of one of them; see `ResultSource`."""
+        if isinstance(function, np.ufunc) and not kwargs:
+            prepared = self._prepared_call(operation(function), args, {}, None, "apply")
         else:
-            pickled = pickled_value((function, args), lambda: f"{name}: a value")
+            prepared = self._prepared_call(called_on_host, (function, *args), kwargs, None, "apply")
+        return Ref(self.attempt(lambda: self.logged(prepared)), 0)
+
+    def send_again(self, prepared: PreparedCall, group: ReplicaGroup) -> Call:
+        """Send a call again, to given replicas."""
+        if prepared.is_loop:
+            raise ClusterError("a loop on replicas is not made again by itself")
+        if prepared.is_of_replicas:
+            prepared = replace(prepared, undo_from=0)
+            for _, leaf in prepared.inputs:
+                if type(leaf) is PerReplica:
+                    self.cut_for(leaf, group)
+                elif size_of_column(leaf) not in (None, len(group.replicas)):
+                    raise ClusterError(f"{prepared.name} needs the values that lost replicas had")
+        return self._send(prepared, group)
+
+    def _send(self, prepared: PreparedCall, group: ReplicaGroup | None) -> Call:
+        streams, function, of_replicas = self.streams, prepared.function, prepared.is_of_replicas
+        if prepared.is_step:
+            streams.wait_for_room()
+        # The number of each leaf, and its values; and what the calls of all replicas need for them.
+        columns, sources, objects = [], list[Any](), [function] if type(function) is SentObject else []
+        has_parts, sizes = False, set[int]()
+        for number, leaf in prepared.inputs:
+            column = self._column(leaf, _of_batch) if type(leaf) is PerReplica else leaf
+            columns.append((number, column))
+            kind = type(column)
+            if kind is SentObject:
+                objects.append(column)
+            elif kind is tuple:
+                has_parts = True
+                sizes.add(len(column))
+                refs = [part for part in column if type(part) is Ref]
+                sources += [ref.source for ref in refs]
+                for ref in refs:
+                    if type(ref.source) is Call:
+                        # Raise if it was made again without the replica.
+                        ref.source.outcome(ref.place)
+            else:
+                source = column.source
+                if kind is Refs:
+                    sizes.add(len(source.workers))
+                elif type(source) is Call and column.place >= len(source.record.workers):
+                    source.outcome(column.place)
+                if source not in sources:
+                    sources.append(source)
         with streams.lock:
-            streams.check_open(())
-            # If the stream breaks from here on, the call fails with it, as that takes the lock.
-            if worker is None or not streams.is_open(worker):
-                known = (*workers_in(handles), *self.live_workers.present)
-                worker = next(filter(streams.is_open, known), None)
-                if worker is None:
-                    worker = self.live_workers.present[0]
-                    streams.check_open((worker,))
-            columns = (handles,) if type(handles) is Call else handles
-            streams.check_there(columns)
+            if group is None or not of_replicas:
+                streams.check_open(())
+                workers: Sequence[str] = (self._worker_for(prepared),)
+                lanes_of: Any = {workers[0]: (None,)}
+            else:
+                workers, lanes_of = group.worker_of, group.members_of  # type: ignore[assignment]
+                streams.check_open(workers)
+                for size in sizes:
+                    if size != len(workers):
+                        raise ClusterError(
+                            f"values of {size} replicas are given to {len(workers)}; make the call again"
+                        )
+            streams.check_there(sources)
             try:
-                call = streams.new_call((worker,), handles, name)
-                objects = [handle for handle in columns if type(handle) is SentObject]
-                stream = streams.stream_with(worker, objects if prepared is None else (prepared, *objects))
-                reference = ("p", pickled) if prepared is None else ("o", prepared.number)
-                references = streams.references(worker, columns)
-                stream.append("call", call.record.number, reference, to_send(), name, *references)
-                if type(handles) is list and handles and all(isinstance(handle, Future) for handle in handles):
-                    # Dask recomputes lost data.
-                    call.record.again = partial(self.call, function, handles, *args, name=name)
+                call = streams.new_call(
+                    workers,
+                    # Mostly one, which all steps of a bundle share.
+                    sources[0] if len(sources) == 1 and not prepared.kept else (*sources, *prepared.kept),
+                    prepared.name,
+                    is_step=prepared.is_step,
+                    is_of_replicas=of_replicas,
+                    takes_results=prepared.takes_results,
+                )
+                reference = ("p", function) if isinstance(function, bytes) else ("o", function.number)
+                about = call.record.number, reference, prepared.structure, prepared.leaves
+                settings = prepared.settings, prepared.name, prepared.undo_from
+                for worker, lanes in lanes_of.items():
+                    # Send the needed objects before making references: a reference may send another worker the number
+                    # of this stream's next message, which has to be that of the call.
+                    stream = streams.stream_with(worker, objects_of(objects, columns, lanes) if has_parts else objects)
+                    stream.link.append(MakeCall(*about, streams.inputs_of(worker, columns, lanes), *settings))
+                    stream.num_steps += prepared.is_step
             except BaseException:
-                # Another worker may have received a part of the call.
+                # Some workers may have received a part of the call.
                 streams.close()
                 raise
-        self._sent(is_step=False)
-        return Result(call, 0)
-
-    def _prepared_object(self, function: Any) -> SentObject:
-        sent_object = self._prepared.get(function)
-        if sent_object is None:
-            sent_object = SentObject(
-                pickled_value((function, ()), lambda: "reduce: the function"), self.streams.dropped_objects
-            )
-            self._prepared[function] = sent_object
-        return sent_object
-
-    def _own(self, handle: Handle) -> Handle:
-        # Fetch a result of another strategy, as the numbers of its calls mean other calls here.
-        if type(handle) is not Result:
-            return handle
-        if handle.call.streams is self.streams.identity:
-            return checked(handle)
-        streams = handle.call.streams()
-        if streams is None:
-            raise ClusterError("a value is of a strategy that is no longer referenced, and was freed with it")
-        return SentObject(cloudpickle.dumps(streams.values([handle])[0]), self.streams.dropped_objects)
-
-    def _own_column(self, column: Any, size: int) -> Any:
-        kind = type(column)
-        if kind not in COLUMNS:
-            return self._own(column)
-        if len(column.record.workers if kind is Call else column) != size:
-            raise ClusterError(f"values of {len(column)} replicas are given to {size}; make the call again")
-        if column.streams is self.streams.identity if kind is Call else Result not in map(type, column):
-            return column
-        return tuple(map(self._own, column))
-
-    def _sent(self, *, is_step: bool) -> None:
+        if not of_replicas and sources and {*map(type, sources)} == {TaskResults}:
+            call.record.again = partial(self._send, prepared, None)
         if (capture := current_capture()) is not None:
-            capture.add(self, is_step=is_step)
-        self.streams.flush()
+            capture.add(self, is_step=prepared.is_step)
+        streams.flush()
+        return call
+
+    def _worker_for(self, prepared: PreparedCall) -> str:
+        # If the stream breaks from here on, the call fails with it, as that takes the streams' lock.
+        streams, worker = self.streams, prepared.worker
+        if worker is not None and streams.is_open(worker):
+            return worker
+        present = self.live_workers.present
+        wanted = [*[leaf.worker for _, leaf in prepared.inputs if type(leaf) is Ref], *present]
+        if (worker := next((worker for worker in wanted if worker and streams.is_open(worker)), None)) is None:
+            streams.check_open(present)
+        return worker or present[0]
+
+    def can_use(self, value: AsyncValue) -> bool:
+        """Return whether calls accept a value: one of this strategy, or the result of a task on its cluster."""
+        if value.caller is self:
+            return value.ref is not None
+        return value.ref is not None and type(value.ref.source) is TaskResults and value.caller.client is self.client
 
     # --- calls that are made again ---
 
-    @property
-    def num_made_again(self) -> int:
-        """The number of times that calls were made again because workers were lost."""
-        return self.repetition.num_made_again
-
-    def made_again_since(self, number: int) -> bool:
-        """Continue with the remaining replicas if some are lost; return whether `num_made_again` has changed."""
-        return self.repetition.made_again_since(number)
-
     def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
         """Make a call on results of a step, by a function that makes it for given replicas; see `ResultSource`."""
-        result = make(group)
-        self._log.add(result.call, make)
-        return result
+        call = make(group)
+        self._log.add(call, make)
+        return call
 
-    def cut_for(self, leaf: PerReplica, group: ReplicaGroup) -> Any:
-        """Return the pieces of a leaf of a global batch, cut again if there are fewer replicas than pieces."""
-        batch = batch_of(leaf)
+    def cut_for(self, leaf: PerReplica, group: ReplicaGroup) -> None:
+        """Cut a leaf of a global batch again if there are fewer replicas than pieces."""
+        batch = leaf.batch
         if len(batch) != len(group.replicas):
             resplit(batch, group, self._submit, self)
         follow_batch(leaf)
-        return reference_of(leaf) or PerReplica([self.packed(part, lambda: "run: a batch") for part in leaf.values])
 
     # --- arguments ---
 
-    def packed(self, leaf: Any, name: Callable[[], str]) -> Any:
-        """Return an argument as it is sent: large values and objects become handles, whose value is sent once."""
-        if type(leaf) is PerReplica:
-            return reference_of(leaf) or PerReplica([self.packed(part, name) for part in leaf.values])
+    def _packed(self, leaf: Any, name: Callable[..., str], *args: Any) -> Any:
+        # Return an argument as it is sent. Large values and objects become handles, whose value is sent once.
         if SentObjects.goes_along(leaf):
             if isinstance(leaf, np.ndarray):
                 # Replicas get the array read-only, like values that are sent once.
@@ -337,132 +324,178 @@ class ClusterBackend:
                 leaf.flags.writeable = False
             return leaf
         if type(leaf) is AsyncValue:
-            return leaf
+            return leaf.ref if self.can_use(leaf) else self._packed(leaf.result(), name, *args)
         if is_on_device(leaf):
             # Device arrays are sent from the host; each replica copies them to its own device.
-            return self.packed(host_array(leaf), name)
-        return self.objects(leaf, name)
+            return self._packed(host_array(leaf), name, *args)
+        return self.objects(leaf, partial(name, *args))
+
+    def _column(self, leaf: PerReplica, name: Callable[..., str], *args: Any) -> Any:
+        # Return the values of replicas as they are sent: as in `PreparedCall.inputs`.
+        refs = leaf.refs
+        if refs is not None and (
+            refs.caller is self or (type(refs.source) is TaskResults and refs.caller.client is self.client)
+        ):
+            return refs
+        parts = [self._packed(part, name, *args) for part in values_read_later(leaf)]
+        return tuple(
+            [part if type(part) in _INPUTS else pickled_value(part, lambda: "run: an argument") for part in parts]
+        )
 
     # --- results ---
 
-    def results(self, handles: Sequence[Handle]) -> list[Any]:
-        """Wait for several results, fetch and return them; raise the error of a failed call."""
-        handles = list(map(self._as_result, handles))
-        outcomes = self._outcomes(handles, "a result was looked at")
-        while again := self._to_call_again(handles, outcomes):
-            handles = [again[index]() if index in again else handle for index, handle in enumerate(handles)]
-            outcomes = self._outcomes(handles, "a result was looked at")
-        return self.streams.values(handles)
+    def results(self, refs: Sequence[Ref]) -> list[Any]:
+        """Wait for several values and return them; see `ResultSource`."""
+        while True:
+            number, looks = self.repetition.num_made_again, list[Call]()
+            try:
+                return self._results(refs, looks)
+            except LOST:
+                if not (self._made_on_another(refs, looks) or self.repetition.made_again_since(number)):
+                    raise
 
-    def _to_call_again(self, handles: Sequence[Handle], outcomes: Sequence[Any]) -> dict[int, Callable[[], Result]]:
-        # Calls that only use data are repeated on another worker if theirs is lost.
-        callable_again = {}
-        for index, (handle, (_, payload)) in enumerate(zip(handles, outcomes, strict=True)):
-            if (
-                type(payload) in (Failed, StaysOnWorker)
-                and type(handle) is Result
-                and not self.streams.is_there(handle.worker, handle.call.record.number)
-            ):
-                again = handle.call.record.again
-                if again is not None and self.streams.lost() != list(self.live_workers.present):
-                    callable_again[index] = again
-        return callable_again
+    def _results(self, refs: Sequence[Ref], looks: list[Call]) -> list[Any]:
+        calls = list[Call]()
+        for ref in refs:
+            if type(ref.source) is Call:
+                calls.append(ref.source)
+        self._wait_for(calls)
+        # What stays on a worker is looked at by one call there.
+        there: dict[str | None, list[int]] = {}
+        results: list[Any] = [None] * len(refs)
+        for index, ref in enumerate(refs):
+            if type(ref.source) is Call:
+                if (outcome := ref.source.outcome(ref.place)) is None:
+                    # Another thread has made the call again meanwhile.
+                    return self._results(refs, looks)
+                if type(outcome[1]) is not StaysOnWorker:
+                    results[index] = ref.pick(received_outcome(*outcome))
+                    continue
+                if not self.streams.is_there(ref.source.workers[ref.place], ref.source.record.number):
+                    self.streams.check_open(())
+                    raise self.streams.lost_with(ref.source.workers[ref.place])
+            there.setdefault(ref.worker, []).append(index)
+        for worker, indices in there.items():
+            looks.append(self.call(look, tuple([refs[index] for index in indices]), worker=worker, name=LOOK))
+        if looks:
+            self._wait_for(looks)
+            for call, indices in zip(looks, there.values(), strict=True):
+                for index, value in zip(indices, received_outcome(*call.outcome(0)), strict=True):
+                    results[index] = value
+        return results
 
-    def result(self, handle: Handle) -> Any:
-        """Wait for a result, fetch and return it."""
-        return self.results([handle])[0]
+    def _made_on_another(self, refs: Sequence[Ref], looks: Sequence[Call]) -> bool:
+        # Make calls again that only use results of tasks, if their workers are lost: Dask computes lost results again.
+        def is_lost(call: Call) -> bool:
+            record = call.record
+            return record.again is not None and not self.streams.is_there(record.workers[0], record.number)
+
+        if self.streams.lost() == list(self.live_workers.present):
+            return False
+        lost = [call for call in dict.fromkeys(ref.source for ref in refs) if type(call) is Call and is_lost(call)]
+        for call in lost:
+            if (again := call.record.again) is not None:
+                call.become(again())
+        return bool(lost) or any(map(is_lost, looks))
+
+    def attempt(self, read: Callable[[], _T]) -> _T:
+        """Call a function that waits for results; call it again if calls are made again; see `ResultSource`."""
+        while True:
+            number = self.repetition.num_made_again
+            try:
+                return read()
+            except LOST:
+                if not self.repetition.made_again_since(number):
+                    raise
 
     def wait(self, handles: Sequence[Handle]) -> None:
         """Wait until calls have ended, successfully or not."""
-        self._outcomes(handles, "a result was waited for")
+        self._note_wait(handles, "a result was waited for")
+        self.streams.wait(lambda: all(map(self.is_done, handles)))
+        self.streams.raise_unobserved()
 
-    def wait_for_step(self, step: Sequence[Handle], reason: str = "a result was looked at") -> None:
+    def wait_for_step(self, handles: Sequence[Handle], reason: str = "a result was looked at") -> None:
         """Wait for the calls of one step; raise the error of one of them as soon as it is known."""
-        step = list(step)
+        self._wait_for(list(dict.fromkeys(ref.source for ref in handles)), reason)
 
-        def failed() -> list[Failed]:
-            outcomes = [result.call.record.outcomes[result.place] for result in step]
-            return [outcome[1] for outcome in outcomes if outcome is not None and type(outcome[1]) is Failed]
+    def _wait_for(self, calls: Sequence[Call], reason: str = "a result was looked at") -> None:
+        # Wait for calls, on all replicas; raise the error of one of them as soon as it is known.
+        def are_over() -> bool:
+            for call in calls:
+                record = call.record
+                if record.num_left and not record.has_failed:
+                    return False
+            return True
 
-        self._note_wait(step, reason)
-        # The step may be of another strategy.
-        streams = step[0].call.streams() or self.streams
-        streams.wait(lambda: bool(failed()) or all(result.is_over for result in step))
-        if failed():
+        streams = self.streams
+        if not are_over():
+            if (capture := current_capture()) is not None:
+                capture.note_wait(reason)
+            streams.wait(are_over)
+        has_failed = False
+        for call in calls:
+            has_failed |= call.record.has_failed
+        if has_failed:
             # Other failures follow soon, if at all. Raise the first in order, but prefer a replica's own error to one
             # about a missing replica.
-            streams.wait(lambda: all(result.is_over for result in step), _SOON_S)
-        with streams.lock:
-            failures = sorted(failed(), key=lambda failure: failure.is_of_others)
-            for result in step if failures else ():
-                # Later errors of the step are not raised separately.
-                result.call.record.reported_with = failures[0].origin
-        streams.raise_first(failures)
+            streams.wait(lambda: not any(call.record.num_left for call in calls), _SOON_S)
+            with streams.lock:
+                outcomes = [outcome for call in calls for outcome in call.record.outcomes if outcome is not None]
+                failures = [failed for _, failed in outcomes if type(failed) is Failed]
+                failures.sort(key=lambda failure: failure.is_of_others)
+                for call in calls:
+                    # Later errors of the step are not raised separately.
+                    call.record.reported_with = failures[0].origin
+            streams.raise_first(failures)
+        streams.raise_unobserved()
 
     def is_done(self, handle: Handle) -> bool:
         """Return whether a result is known."""
         self.streams.flush()
-        return bool(handle.is_over if type(handle) is Result else handle.done())
+        return handle.source.outcome(handle.place) is not None
 
-    def peek(self, handle: Handle) -> tuple[Any] | None:
-        """Return a small result in a tuple, if it came with the message that its call has ended; None otherwise."""
-        outcome = handle.call.record.outcomes[handle.place] if type(handle) is Result else None
+    def peek(self, ref: Ref) -> tuple[Any] | None:
+        """Return a value in a tuple, if it came with the message that its call has ended; None otherwise."""
+        outcome = ref.source.outcome(ref.place) if type(ref.source) is Call else None
         if outcome is None or type(outcome[1]) in (StaysOnWorker, Failed):
             return None
-        return (received_outcome(*outcome),)
+        return (ref.pick(received_outcome(*outcome)),)
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
         """Wait for a call on replicas and return the structure of each result; raise the error of one that failed."""
-        while True:
-            number = self.num_made_again
-            try:
-                self.wait_for_step(handles, "what a function returns had to be learned from its first call")
-                return [loaded_structure(structure) for structure, _ in self._outcomes(handles, "")]
-            except LOST:
-                if not self.made_again_since(number):
-                    raise
 
-    def _outcomes(self, handles: Sequence[Handle], reason: str) -> list[tuple[Any, Any]]:
-        results = list(map(self._as_result, handles))
-        self._note_wait(results, reason)
-        self.streams.wait(lambda: all(result.is_over for result in results))
-        self.streams.raise_unobserved()
-        return [outcome for result in results if (outcome := result.call.record.outcomes[result.place]) is not None]
+        def read() -> list[tuple[Any, tuple[bool, ...]]]:
+            self.wait_for_step(handles, "what a function returns had to be learned from its first call")
+            return [loaded_structure(ref.source.outcome(ref.place)[0]) for ref in handles]
 
-    def _as_result(self, handle: Handle) -> Result:
-        if type(handle) is Result and handle.call.streams is self.streams.identity:
-            return checked(handle)
-        return self.call(itemgetter(0), [handle], name="look")
+        return self.attempt(read)
 
-    def _note_wait(self, handles: Sequence[Result], reason: str) -> None:
+    def _note_wait(self, handles: Sequence[Handle], reason: str) -> None:
         capture = current_capture()
-        if capture is not None and not all(handle.is_over for handle in handles):
+        if capture is not None and not all(map(self.is_done, handles)):
             capture.note_wait(reason)
 
-    def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Future], Picks]:
-        """Return results as Dask futures: each is put into its worker's memory as the result of a task."""
-        futures = []
-        for handle in map(self._own, handles):
-            if type(handle) is Result:
-                # Wait here: otherwise the task would block a thread of the worker.
-                self.results([self.call(len, [handle], worker=handle.worker, name="check")])
-                handle = self._submit.call(
-                    result_in_memory,
-                    [],
-                    self._token,
-                    handle.call.record.number,
-                    handle.place,
-                    worker=handle.worker,
-                    is_pinned=True,
-                    again=lambda: None,
-                    name="value",
-                )
-                self._submit.wait([handle])
-            elif type(handle) is SentObject:
-                value = cloudpickle.loads(handle.value) if type(handle.value) is bytes else handle.value
-                handle = self._submit.place(value, self.live_workers.present[0])
-            futures.append(handle)
-        return self._submit.as_futures(futures, picks)
+    def as_future(self, ref: Ref) -> Any:
+        """Return a future of a result, which is put into its worker's memory as the result of a task."""
+        if type(ref.source) is TaskResults:
+            future = ref.source.futures[ref.place]
+        else:
+            # Wait here: otherwise the task would block a thread of the worker.
+            self.attempt(lambda: self._wait_for([ref.source]))
+            future = self._submit.call(
+                result_in_memory,
+                [],
+                self._token,
+                ref.source.record.number,
+                ref.place,
+                worker=ref.worker,
+                is_pinned=True,
+                again=lambda: None,
+                name="value",
+            )
+            self._submit.wait([future])
+        self._submit.check([future])
+        return future
 
     # --- life ---
 
@@ -519,15 +552,15 @@ class ClusterBackend:
         """End the functions of a call at their next batch, collective operation or checkpoint, and wait for that."""
         streams, most = self.streams, seconds("timeouts.step")
         with streams.lock:
-            for result in handles:
-                self._log.remove(result.call.record)
-                if not result.is_over and streams.is_open(result.worker):
-                    streams.stream_with(result.worker, ()).append("end", result.call.record.number, why)
-        if self.connection.is_lost:
+            for ref in handles:
+                self._log.remove(ref.source.record)
+                if not self.is_done(ref) and streams.is_open(ref.worker):
+                    streams.stream_with(ref.worker, ()).link.append(EndCall(ref.source.record.number, why))
+        if self.streams.connection.is_lost:
             # The streams to all workers are closed soon.
             return
-        streams.wait(lambda: all(result.is_over for result in handles), most)
-        if late := [result.worker for result in handles if not result.is_over]:
+        streams.wait(lambda: all(map(self.is_done, handles)), most)
+        if late := [ref.worker for ref in handles if not self.is_done(ref)]:
             raise ClusterError(
                 f"run: {why}, but continues on {', '.join(late)} after {most:g} s, which is daskdist.timeouts.step; a "
                 "function ends at its next batch, collective operation or checkpoint"
@@ -535,7 +568,7 @@ class ClusterBackend:
 
     def finish(self, *, raises_all: bool = False) -> None:
         """Send the pending calls, and wait until all calls have ended; see `Backend`."""
-        if self.connection.is_lost:
+        if self.streams.connection.is_lost:
             raise closed_error(self.client)
         self.streams.finish()
         self.raise_unobserved()
@@ -558,3 +591,7 @@ class ClusterBackend:
         self._log.clear()
         self.streams.close()
         self._end()
+
+
+def _of_batch() -> str:
+    return "run: a batch"

@@ -9,29 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
-from daskdist.strategy.backend import Picks
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
 from daskdist.strategy.steps.local_calls import Calls
-from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.refs import FlatResult
 from daskdist.strategy.variables.store import VariableStore
 
 if TYPE_CHECKING:
     from daskdist.strategy.replica.contract import StrategyContract
 
 
+class NoWorkers:
+    """The workers of replicas that are in this process: there are none that could be lost."""
+
+    in_doubt = has_lost = is_left = False
+    leaving: Sequence[str] = ()
+
+
 class NoRecovery:
     """The recovery of replicas that cannot be lost, as they are in this process: it has nothing to do."""
 
     in_doubt = False
-
-    def note_losses(self) -> bool:
-        """Return False, as replicas of this process cannot be lost."""
-        return False
-
-    def note_leaving(self) -> bool:
-        """Return False, as replicas of this process do not leave."""
-        return False
 
     def take_handed_over(self) -> Sequence[Any]:
         """Return nothing, as replicas of this process do not leave."""
@@ -60,6 +58,10 @@ class NoRecovery:
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
         """Ignore the function."""
 
+    def made_again_since(self, number: int) -> bool:
+        """Return False."""
+        return False
+
     def first_to_make_again(self) -> int | None:
         """Return None."""
         return None
@@ -86,8 +88,7 @@ class LocalBackend:
 
     defers = False
     client = None
-    live_workers: Sequence[str] = ()
-    num_made_again = 0
+    live_workers = NoWorkers()
 
     def __init__(
         self, strategy: Callable[[], StrategyContract | None], places: Sequence[Replica], store: VariableStore
@@ -118,31 +119,23 @@ class LocalBackend:
             del self._under_way[calls]
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, worker: str | None = None, name: str
-    ) -> Any:
-        """Call ``function(handles, *args)``."""
+        self, function: Callable[..., Any], args: tuple[Any, ...], *, worker: str | None = None, name: str
+    ) -> list[Any]:
+        """Call ``function(*args)``."""
         self.check_open(name)
-        return function(handles, *args)
+        return [function(*args)]
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
         """Return the structure of each result, and which of its leaves are None."""
         flat = map(FlatResult.of, handles)
         return [(result.treespec, tuple(leaf is None for leaf in result.leaves)) for result in flat]
 
-    def result(self, handle: Handle) -> Any:
-        """Return the result."""
-        return handle
-
     def results(self, handles: Sequence[Handle]) -> list[Any]:
-        """Return the results."""
+        """Return the results, which are the handles."""
         return list(handles)
 
     def wait_for_step(self, step: Sequence[Handle]) -> None:
         """Return immediately: errors are raised by the call itself."""
-
-    def made_again_since(self, number: int) -> bool:
-        """Return False: replicas of this process cannot be lost."""
-        return False
 
     def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Any:
         """Make the call."""
@@ -152,17 +145,9 @@ class LocalBackend:
         """Return the leaf."""
         return leaf
 
-    def peek(self, handle: Handle) -> tuple[Any] | None:
-        """Return the result, which is the handle."""
-        return (handle,)
-
     def is_done(self, handle: Handle) -> bool:
         """Return True."""
         return True
-
-    def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Any], Picks]:
-        """Return the results, which are in this process."""
-        return handles, picks
 
     def wait(self, handles: Sequence[Handle]) -> None:
         """Return immediately."""

@@ -29,9 +29,9 @@ from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.steps.call_on_replica import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
-from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES, unflattened_call
 from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.refs import FlatResult
 from daskdist.waiting import wait_intervals
 
 if TYPE_CHECKING:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.messages.failure import Failure, Packed
 from daskdist.execute.messages.pickling import describe_unpicklable
 from daskdist.execute.messages.sizes import size_of
-from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.flat import loaded_structure, pickled_structure
+from daskdist.strategy.values.refs import FlatResult
 
 # Results of at most this many bytes are sent to the program with the message that their call has ended.
 SMALL_BYTES: Final = 2**16
@@ -71,30 +71,6 @@ def _not_pickled(value: Any, error: Exception) -> Failed:
         f"what a replica returned does not pickle, and so cannot leave its worker{describe_unpicklable(value)}: {error}"
     )
     return Failed(Failure.of(text), None)
-
-
-# (address of a structure, which leaves are None) -> structure and pickle; by address, since structures of dicts in
-# different orders are equal.
-_structures: Final[dict[tuple[int, tuple[bool, ...]], tuple[Any, bytes]]] = {}
-_MOST_STRUCTURES: Final = 1024
-
-
-def pickled_structure(treespec: Any, are_none: tuple[bool, ...] = ()) -> bytes:
-    """Return the pickle of a structure and of which leaves are None; cached, as pickling takes long."""
-    known = _structures.get((id(treespec), are_none))
-    if known is None:
-        if len(_structures) >= _MOST_STRUCTURES:
-            _structures.clear()
-        # Keep the structure, so that its address is not reused.
-        known = treespec, cloudpickle.dumps((treespec, are_none))
-        _structures[id(treespec), are_none] = known
-    return known[1]
-
-
-@lru_cache(maxsize=1024)
-def loaded_structure(pickled: bytes) -> Any:
-    """Return a structure from its pickle, one object for all equal ones."""
-    return cloudpickle.loads(pickled)
 
 
 def outcome_to_send(outcome: Any, most_bytes: float = SMALL_BYTES) -> tuple[bytes | None, Any]:

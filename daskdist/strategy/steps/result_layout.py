@@ -13,7 +13,8 @@ import optree
 from daskdist.cached_property import cached_property
 from daskdist.core.functions.reach import references_from
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.values.extract import ExtractFromResult
+from daskdist.strategy.values.flat import pickled_structure
+from daskdist.strategy.values.refs import ResultLeaf, leaves_of_results
 from daskdist.strategy.values.variable_contract import key_of
 from daskdist.strategy.variables.variable import Variable
 
@@ -26,9 +27,14 @@ class Layout:
     are_none: tuple[bool, ...]
 
     @cached_property
-    def picks(self) -> tuple[ExtractFromResult, ...]:
+    def picks(self) -> tuple[ResultLeaf, ...]:
         """The objects that extract each leaf."""
-        return tuple(ExtractFromResult(number, self.treespec) for number in range(len(self.are_none)))
+        return leaves_of_results(pickled_structure(self.treespec))
+
+    @cached_property
+    def has_none(self) -> bool:
+        """Return whether a leaf is None."""
+        return any(self.are_none)
 
     @cached_property
     def is_leaf(self) -> bool:

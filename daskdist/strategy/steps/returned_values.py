@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import optree
@@ -11,12 +11,11 @@ import optree
 from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.steps.result_layout import LONE, LONE_ABSENT, Layout, made_of, reference
+from daskdist.strategy.steps.result_layout import LONE_ABSENT, Layout, reference
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.extract import ExtractFromResult, PerReplicaRef, Remote
 from daskdist.strategy.values.per_replica import UNKNOWN_ROWS, PerReplica
+from daskdist.strategy.values.refs import Ref, Refs, leaves_of_list
 from daskdist.strategy.values.regroup import regroup
 
 # Functions whose layouts are kept.
@@ -36,6 +35,8 @@ class ReturnedValues:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        # The same object, if it is one.
+        self._source: Any = backend
         # The numbers of rows, and the ids of the structure of the arguments and of a function's parts -> the layout of
         # its first result, and weak references to those.
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
@@ -61,7 +62,7 @@ class ReturnedValues:
             return handles[0] if len(handles) == 1 else regroup(handles, num_rows)
         layout = self._layout(fn, handles, structure, num_rows)
         leaves: list[Any] = [
-            None if is_none else self._picked(handles, pick, num_rows)
+            None if is_none else PerReplica(Refs(self._source, handles, pick), num_rows)
             for pick, is_none in zip(layout.picks, layout.are_none, strict=True)
         ]
         if len(handles) == 1:
@@ -73,36 +74,34 @@ class ReturnedValues:
         if not self._backend.defers:
             return regroup(handles, always=True)
         layout = self._learned(handles)
-        return layout.treespec.unflatten([self._picked(handles, pick) for pick in layout.picks])
+        return layout.treespec.unflatten([PerReplica(Refs(self._source, handles, pick)) for pick in layout.picks])
 
     def columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
         """Return the leaves of calls that return a `FlatResult` list of a known length on each replica."""
         if not self._backend.defers:
             return [PerReplica(column) for column in zip(*[leaf.leaves for leaf in handles], strict=True)]
-        return [self._picked(handles, pick) for pick in _list_layout(num_leaves).picks]
+        return [PerReplica(Refs(self._source, handles, pick)) for pick in leaves_of_list(num_leaves)]
 
-    def leaves(self, handle: Handle, num_leaves: int) -> list[Any]:
-        """Return the leaves of a call that returns a `FlatResult` list of a known length."""
+    def leaves(self, call: Sequence[Handle], num_leaves: int) -> list[Any]:
+        """Return the leaves of a single call that returns a `FlatResult` list of a known length."""
         if not self._backend.defers:
-            return list(handle.leaves)
-        return [AsyncValue(self._backend, Remote(handle, pick)) for pick in _list_layout(num_leaves).picks]
-
-    def _picked(
-        self, handles: Sequence[Handle], pick: ExtractFromResult, num_rows: frozenset[int] = frozenset()
-    ) -> PerReplica:
-        return PerReplica(PerReplicaRef(self._backend, handles, pick, is_step=True), num_rows)
+            return list(call[0].leaves)
+        return [AsyncValue(self._source, Ref(call, 0, pick)) for pick in leaves_of_list(num_leaves)]
 
     def _layout(
         self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any, num_rows: frozenset[int]
     ) -> Layout:
-        parts = [structure, *made_of(fn)]
+        parts = [structure, *self._source.objects.parts_of(fn)]
         key = (num_rows, *map(id, parts))
         known = self._layouts.get(key)
-        if known is not None and any(part() is None for part in known[1]):
-            # The id is that of a freed object, and has been reused.
-            known = None
+        for part in () if known is None else known[1]:
+            if part() is None:
+                # The id is that of a freed object, and has been reused.
+                known = None
+        if known is not None and not known[0].has_none:
+            return known[0]
         capture = current_capture()
-        if known is None or (capture is None and any(known[0].are_none)):
+        if known is None or capture is None:
             layout = self._learned(handles)
             if layout is LONE_ABSENT or (num_rows >= UNKNOWN_ROWS and not layout.is_leaf):
                 return layout
@@ -110,11 +109,9 @@ class ReturnedValues:
                 self._layouts.pop(next(iter(self._layouts)))
             self._layouts[key] = layout, list(map(reference, parts))
             return layout
-        layout = known[0]
-        if capture is not None and any(layout.are_none):
-            # A failure of a call without results would go unnoticed.
-            capture.wait_for(partial(self._check_none, layout, handles))
-        return layout
+        # A failure of a call without results would go unnoticed.
+        capture.wait_for(partial(self._check_none, known[0], handles))
+        return known[0]
 
     def _check_none(self, layout: Layout, handles: Sequence[Handle]) -> None:
         for treespec, are_none in self._backend.structures(handles):
@@ -135,8 +132,3 @@ class ReturnedValues:
         regroup([optree.tree_unflatten(layout.treespec, layout.are_none) for layout in layouts])
         are_none = tuple(map(all, zip(*[layout.are_none for layout in layouts], strict=True)))
         return Layout(layouts[0].treespec, are_none)
-
-
-@lru_cache(maxsize=64)
-def _list_layout(num_leaves: int) -> Layout:
-    return LONE if num_leaves == 1 else Layout(list_spec(num_leaves), (False,) * num_leaves)

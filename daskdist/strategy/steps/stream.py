@@ -98,10 +98,6 @@ class StepStream:
             raise
         return cls(address, comm, receive, broken, is_relayed=is_relayed)
 
-    def append(self, *message: Any, num_bytes: int = 0) -> None:
-        """Add a message, and the size of what is large in it; it is sent after the next flush of the link."""
-        self.link.append(message, num_bytes=num_bytes)
-
     async def _run(self) -> None:
         try:
             await self.link.run(self._comm, is_direct=not self.is_relayed)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from distributed import Client, Future
+from distributed import Client
 
 from daskdist.config import in_bytes, setting
 from daskdist.errors import ClusterError
@@ -26,14 +26,31 @@ from daskdist.execute.messages.link import RunClock
 from daskdist.execute.paused_workers import ended_for_memory
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, note_lost
-from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
+from daskdist.strategy.steps.call_messages import (
+    AskRunning,
+    CallOver,
+    ChangeGroup,
+    DropResults,
+    FailData,
+    FailResult,
+    KeepObject,
+    Leaving,
+    LoseWorkers,
+    NeedsData,
+    NotPassedOn,
+    PassOn,
+    Running,
+)
+from daskdist.strategy.steps.calls import Call, Record, futures_in, note_lost
+from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.recovery.call_log import CallLog
+from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConnection
 from daskdist.strategy.steps.sending.call_arguments import last_reference
 from daskdist.strategy.steps.sending.sent_objects import SentObject
 from daskdist.strategy.steps.stream import StepStream, close_all, close_all_soon
 from daskdist.strategy.steps.unobserved_failures import UnobservedFailures
 from daskdist.strategy.steps.worker_statuses import check_running_calls, names_of, worker_statuses
+from daskdist.strategy.values.refs import Ref, Refs, TaskResults, whole
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -63,6 +80,7 @@ class StreamSet:
 
     def __init__(self, client: Client, live_workers: LiveWorkers, log: weakref.ref[CallLog]) -> None:
         self.client = client
+        self.connection = SchedulerConnection(client)
         self.live_workers = live_workers
         self._log = log
         # Held while messages are appended, so that all workers get them in the same order.
@@ -74,8 +92,6 @@ class StreamSet:
         self._streams: dict[str, StepStream] = {}
         self._under_way: dict[int, Record] = {}
         self.num_steps = 0
-        # Request number -> an empty list, to which the fetched value is added.
-        self._fetched: dict[int, list[Any]] = {}
         self.failures = UnobservedFailures()
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
@@ -83,8 +99,6 @@ class StreamSet:
         self._clock = RunClock(_BEAT_S)
         self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
-        # Identifies calls of these streams among those of other strategies.
-        self.identity = weakref.ref(self)
 
     # --- open and close ---
 
@@ -149,7 +163,7 @@ class StreamSet:
             # The loss was raised already.
             self.failures.forget_lost(next(self._numbers))
             for address in group.workers:
-                self._streams[address].append("group", group)
+                self._streams[address].link.append(ChangeGroup(group))
         self.flush()
 
     def end_waiting_for(self, lost: Sequence[str], *, notes: bool = True) -> None:
@@ -159,7 +173,7 @@ class StreamSet:
         with self.lock:
             for address, stream in self._streams.items():
                 if stream.is_open and address not in lost:
-                    stream.append("lost", list(lost), why, "it has left the cluster")
+                    stream.link.append(LoseWorkers(list(lost), why, "it has left the cluster"))
                 elif address in lost:
                     # The scheduler has dropped the worker, which may still be running.
                     if notes:
@@ -176,51 +190,59 @@ class StreamSet:
 
     # --- what is sent ---
 
-    def new_call(self, workers: Sequence[str], needs: Any, name: str, **about: Any) -> Call:
+    def new_call(self, workers: Sequence[str], needs: Any, name: str, **about: bool) -> Call:
         """Return the handle of a call that is going to be sent; see `Record`."""
         record = Record(next(self._numbers), workers, needs, name, **about)
         with _recording:
             self._under_way[record.number] = record
             self.num_steps += record.is_step
-        return Call(record, self._dropped, self.identity)
+        return Call(record, self._dropped)
 
     def stream_with(self, address: str, objects: Iterable[SentObject]) -> StepStream:
         """Return the stream to a worker, after sending it those of the objects that it lacks."""
         stream = self._streams[address]
         for sent_object in objects:
             if sent_object.number not in stream.objects:
-                stream.append("object", sent_object.number, sent_object.value, num_bytes=sent_object.num_bytes)
+                message = KeepObject(sent_object.number, sent_object.value)
+                stream.link.append(message, num_bytes=sent_object.num_bytes)
                 stream.objects.add(sent_object.number)
         return stream
 
-    def references(self, address: str, columns: Sequence[Any], lane: int | None = None) -> list[tuple[Any, ...]]:
-        """Return the references by which the next message to a worker, a call, names results and sent objects.
+    def inputs_of(
+        self, address: str, columns: Sequence[tuple[int, Any]], lanes: Sequence[Any]
+    ) -> list[tuple[Any, list[tuple[int, tuple[Any, ...], Any]]]]:
+        """Return the inputs of the next message to a worker, a call, as in `MakeCall`.
 
         Parameters
         ----------
         address
             The worker.
         columns
-            The handles: each is one handle for all replicas, a `Call`, or a tuple with the handle of each replica.
-        lane
-            The replica, for which its own part of each column is referenced; None for all results of a `Call`.
+            The number of each leaf, and its value for all replicas; see `PreparedCall.inputs`.
+        lanes
+            The replicas.
         """
-        references = []
-        for column in columns:
-            kind = type(column)
-            if kind is Call:
-                record = column.record
-                for place in range(len(record.workers)) if lane is None else (lane,):
-                    references.append(self._result_reference(address, record, place))
-                continue
-            handle = column[lane] if kind is tuple else column
-            if type(handle) is Result:
-                references.append(self._result_reference(address, handle.call.record, handle.place))
-            elif type(handle) is SentObject:
-                references.append(("o", handle.number))
-            elif handle is not None:
-                references.append(("k", handle.key))
-        return references
+        inputs_of = []
+        for lane in lanes:
+            inputs: list[tuple[int, tuple[Any, ...], Any]] = []
+            for number, column in columns:
+                kind, place, pick = type(column), lane, whole
+                source = column[lane] if kind is tuple else column
+                if kind is Refs:
+                    picks = column.picks
+                    source, pick = column.source, picks[lane] if type(picks) is tuple else picks
+                elif type(source) is Ref:
+                    source, place, pick = source.source, source.place, source.pick
+                reference: tuple[Any, ...]
+                if type(source) is Call:
+                    reference = self._result_reference(address, source.record, place)
+                elif type(source) is TaskResults:
+                    reference = ("k", source.futures[place].key)
+                else:
+                    reference = ("o", source.number) if type(source) is SentObject else ("p", source)
+                inputs.append((number, reference, pick))
+            inputs_of.append((lane, inputs))
+        return inputs_of
 
     def _result_reference(self, address: str, record: Record, place: int) -> tuple[Any, ...]:
         workers = record.workers
@@ -232,23 +254,25 @@ class StreamSet:
             if not self.is_there(origin, record.number):
                 return last_reference(record, place, self.live_workers.lost_error("a result"))
             record.passed_on = (*passed_on, place, target)
-            self._streams[origin].append("push", record.number, place, address, target.link.state.num_sent + 1)
+            message = PassOn(record.number, place, address, target.link.state.num_sent + 1)
+            self._streams[origin].link.append(message)
         return "r", record.number, place, origin
 
     def check_open(self, workers: Iterable[str]) -> None:
         """Raise a `ClusterError` if the stream to one of the workers is closed."""
         if self._is_closed or self.client.status != "running":
+            self.live_workers.in_doubt = True
             raise closed_error(self.client)
         if self.has_broken and not all(map(self.is_open, workers)):
             self.live_workers.in_doubt = True
             raise self.lost_error(self.lost())
 
-    def check_there(self, needs: Sequence[Any]) -> None:
+    def check_there(self, sources: Sequence[Any]) -> None:
         """Raise a `ClusterError` if data that a call needs is no longer on the cluster."""
-        for need in needs:
-            for handle in need if type(need) is tuple else (need,):
-                if isinstance(handle, Future) and handle.cancelled():
-                    raise self.live_workers.lost_error(handle.key)
+        for source in sources:
+            for future in source.futures if type(source) is TaskResults else ():
+                if future is not None and future.cancelled():
+                    raise self.live_workers.lost_error(future.key)
 
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""
@@ -305,14 +329,10 @@ class StreamSet:
             for address, stream in self._streams.items():
                 if not stream.is_open:
                     continue
-                if address in numbers:
-                    stream.append("drop", numbers[address])
                 known = stream.objects.intersection(objects)
-                if known:
-                    stream.objects -= known
-                    stream.append("drop-objects", list(known))
-                if variables:
-                    stream.append("drop-variables", variables)
+                stream.objects -= known
+                if address in numbers or known or variables:
+                    stream.link.append(DropResults(numbers.get(address, ()), known, variables))
 
     # --- answers ---
 
@@ -326,30 +346,27 @@ class StreamSet:
 
     def _handle(self, stream: StepStream, messages: list[Any]) -> None:
         now = time.monotonic()
-        for kind, *rest in messages:
-            if kind == "done":
+        for message in messages:
+            kind = type(message)
+            if kind is CallOver:
                 self._ended_at = now
-                number, place, structure, payload = rest
+                number, place, structure, payload = message
                 record = self._under_way.get(number)
                 if record is not None:
                     self._record_outcome(record, place, structure, payload)
-            elif kind == "value":
-                request, payload = rest
-                # Nobody waits for it any more if it is not there.
-                self._fetched.get(request, []).append(payload)
-            elif kind == "pong":
-                stream.running_at, stream.running = rest
-            elif kind == "key":
-                task = asyncio.ensure_future(self._report_task_failure(stream, rest[0]))
+            elif kind is Running:
+                stream.running_at, stream.running = message
+            elif kind is NeedsData:
+                task = asyncio.ensure_future(self._report_task_failure(stream, message.key))
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            elif kind == "leaving":
-                self.live_workers.note_leaving(stream.address, *rest)
-            elif kind == "unsent":
-                number, place, target, why = rest
-                failed = Failed(Failure.of(ClusterError(f"{stream.address} cannot reach {target}: {why}")), None)
+            elif kind is Leaving:
+                self.live_workers.note_leaving(stream.address, *(() if message.values is None else (message.values,)))
+            elif kind is NotPassedOn:
+                why = f"{stream.address} cannot reach {message.target}: {message.why}"
+                failed = Failed(Failure.of(ClusterError(why)), None)
                 with self.lock:
-                    if self._streams[target].is_open:
-                        self._streams[target].append("fail", number, place, failed)
+                    if self._streams[message.target].is_open:
+                        self._streams[message.target].link.append(FailResult(message.number, message.replica, failed))
                 self.flush()
         if len(self._dropped) >= _MANY_DROPPED:
             self._flush_in_loop()
@@ -363,7 +380,7 @@ class StreamSet:
         if error is not None:
             with self.lock:
                 if stream.is_open:
-                    stream.append("key-failed", key, Failed(Failure.of(error), None))
+                    stream.link.append(FailData(key, Failed(Failure.of(error), None)))
             self.flush()
 
     def _record_outcome(self, record: Record, place: int, structure: Any, payload: Any) -> None:
@@ -390,6 +407,8 @@ class StreamSet:
         self.has_broken = True
         if self._is_closed or self._streams.get(stream.address, stream) is not stream:
             return
+        if stream.address in self.live_workers.present:
+            self.live_workers.has_lost = True
         failed = Failed(Failure.of(self.lost_error([stream.address], f" ({why})")), None)
         with self.lock:
             note_lost(list(self._under_way.values()), stream.address)
@@ -397,7 +416,7 @@ class StreamSet:
             # End all waiting for messages of that worker.
             for other in self._streams.values() if stream.address in self.live_workers.present else ():
                 if other.is_open:
-                    other.append("lost", [stream.address], failed, why)
+                    other.link.append(LoseWorkers([stream.address], failed, why))
         self._wake()
         self.flush()
 
@@ -454,7 +473,7 @@ class StreamSet:
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
                 elif stream.is_open and self._under_way:
                     # Whether its replicas continue; a worker that is lost does not acknowledge it.
-                    stream.append("ping", now)
+                    stream.link.append(AskRunning(now))
                     stream.link.flush()
 
     def status(self, group: ReplicaGroup, *, asks: bool) -> tuple[WorkerStatus, ...]:
@@ -463,7 +482,7 @@ class StreamSet:
             now = time.monotonic()
             asked = [stream for stream in self._streams.values() if stream.is_open and asks and not self._is_closed]
             for stream in asked:
-                stream.append("ping", now)
+                stream.link.append(AskRunning(now))
         with contextlib.suppress(ClusterError):
             if asked:
                 self.wait(
@@ -479,10 +498,14 @@ class StreamSet:
         while self.num_steps >= most:
             self.wait(lambda: self.num_steps <= most // 2 or (bool(self.failures) and not self.lost()))
             self.raise_unobserved()
+        for stream in self._streams.values():
+            if stream.link.num_sent_bytes != stream.link.num_over_bytes:
+                self._wait_for_bytes(in_bytes("step-bytes"))
+                return
+
+    def _wait_for_bytes(self, most: int) -> None:
         streams = self._streams.values()
-        unsent = max([stream.link.num_bytes for stream in streams], default=0)
-        if unsent and unsent > (most_bytes := in_bytes("step-bytes")):
-            self.wait(lambda: all(stream.link.num_bytes <= most_bytes or not stream.is_open for stream in streams))
+        self.wait(lambda: all(stream.link.num_bytes <= most or not stream.is_open for stream in streams))
 
     @property
     def is_busy(self) -> bool:
@@ -497,48 +520,11 @@ class StreamSet:
         """Send all queued messages, and wait until all calls are over, or for some seconds."""
         self.wait(lambda: not self._under_way, math.inf if within_s is None else within_s)
 
-    def _fetch(self, results: Sequence[Result]) -> list[Any]:
-        # Return results that stayed on their workers, in the form in which they are sent.
-        if not results:
-            return []
-        self.check_open(())
-        requests: dict[tuple[int, int], tuple[int, list[Any], StepStream, Result]] = {}
-        with self.lock:
-            for result in results:
-                # Several values may be parts of one result.
-                key = (result.call.record.number, result.place)
-                if key in requests:
-                    continue
-                if not self.is_there(result.worker, key[0]):
-                    raise self._lost_with(result)
-                request, stream = next(self._numbers), self._streams[result.worker]
-                requests[key] = request, self._fetched.setdefault(request, []), stream, result
-                stream.append("fetch", request, *key)
-        try:
-            # A worker that was lost meanwhile sends no answer.
-            self.wait(lambda: all(fetched or not stream.is_open for _, fetched, stream, _ in requests.values()))
-        finally:
-            for request, *_ in requests.values():
-                del self._fetched[request]
-        for _, fetched, _, result in requests.values():
-            if not fetched:
-                raise self._lost_with(result)
-        return [requests[result.call.record.number, result.place][1][0] for result in results]
-
-    def values(self, results: Sequence[Result]) -> list[Any]:
-        """Wait for results, fetch and return them; raise the error of the first call that failed."""
-        self.wait(lambda: all(result.is_over for result in results))
-        outcomes = [result.call.record.outcomes[result.place] or (None, None) for result in results]
-        held = [index for index, (_, payload) in enumerate(outcomes) if type(payload) is StaysOnWorker]
-        for index, payload in zip(held, self._fetch([results[place] for place in held]), strict=True):
-            outcomes[index] = outcomes[index][0], payload
-        self.raise_first([payload for _, payload in outcomes if type(payload) is Failed])
-        return [received_outcome(structure, payload) for structure, payload in outcomes]
-
-    def _lost_with(self, result: Result) -> ClusterError:
+    def lost_with(self, worker: str) -> ClusterError:
+        """Return the error of a result that is requested from a lost worker."""
         self.live_workers.in_doubt = True
-        why = ended_for_memory(self.client, (result.worker,))
-        return ClusterError(f"lost {result.worker}, which has a requested result{why}; {self.live_workers.advice}")
+        why = ended_for_memory(self.client, (worker,))
+        return ClusterError(f"lost {worker}, which has a requested result{why}; {self.live_workers.advice}")
 
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of failures whose results were read together; the others are not raised separately later."""
@@ -556,7 +542,10 @@ class StreamSet:
 
     def raise_unobserved(self) -> None:
         """Raise the first failure whose results can no longer be read, if there is one."""
-        self._send_drops()
+        if self._dropped:
+            self._send_drops()
+        if not self.failures.unobserved:
+            return
         if error := self.failures.first_error():
             self._cause_of(error)
         if self.lost():
@@ -577,6 +566,8 @@ class StreamSet:
             streams = reference()
             if streams is None:
                 return
+            if streams.connection.is_lost:
+                streams.live_workers.has_lost = True
             streams._flush_in_loop()
             streams._ping()
             del streams

@@ -28,7 +28,8 @@ class UnobservedFailures:
         self._lock = threading.RLock()
         # call that raised -> the number of calls that failed with it and whose results can still be read.
         self._num_failed: Counter[int] = Counter()
-        self._unobserved: dict[int, Failed] = {}
+        # call that raised -> its failure, whose results can no longer be read.
+        self.unobserved: dict[int, Failed] = {}
         # The failures whose results can still be read.
         self._visible: dict[int, Failed] = {}
         self._observed: deque[int] = deque(maxlen=_NUM_OBSERVED)
@@ -36,15 +37,15 @@ class UnobservedFailures:
         self._first_reported = 0
 
     def __bool__(self) -> bool:
-        return bool(self._unobserved)
+        return bool(self.unobserved)
 
     def forget_lost(self, before: int = 0) -> None:
         """Forget the failures because of lost workers, also later ones of calls before a given one."""
         with self._lock:
             self._first_reported = max(before, self._first_reported)
-            for origin, failed in list(self._unobserved.items()):
+            for origin, failed in list(self.unobserved.items()):
                 if _is_lost(failed):
-                    del self._unobserved[origin]
+                    del self.unobserved[origin]
 
     def add(self, record: Record, failed: Failed) -> None:
         """Record that a call failed."""
@@ -74,7 +75,7 @@ class UnobservedFailures:
         if failed.origin is not None:
             with self._lock:
                 self._observed.append(failed.origin)
-                self._unobserved.pop(failed.origin, None)
+                self.unobserved.pop(failed.origin, None)
                 self._visible.pop(failed.origin, None)
 
     def is_observed(self, failed: Failed) -> bool:
@@ -87,17 +88,17 @@ class UnobservedFailures:
             return
         self._num_failed[origin] += change
         if self._num_failed[origin] > 0:
-            self._unobserved.pop(origin, None)
+            self.unobserved.pop(origin, None)
             self._visible[origin] = failed
         else:
             del self._num_failed[origin]
             self._visible.pop(origin, None)
-            self._unobserved.setdefault(origin, failed)
+            self.unobserved.setdefault(origin, failed)
 
     def first_error(self) -> BaseException | None:
         """Return the error of the first failure in the order of the calls, if there is one."""
         # Another thread may remove some at the same time.
-        unobserved = self._unobserved.copy()
+        unobserved = self.unobserved.copy()
         return unobserved[min(unobserved)].failure.error() if unobserved else None
 
     def visible(self) -> list[Failed]:
@@ -108,7 +109,7 @@ class UnobservedFailures:
     def take_error(self) -> BaseException | None:
         """Forget all failures; return the error of the first in the order of the calls, if there is one."""
         with self._lock:
-            failures = [self._unobserved[origin] for origin in sorted(self._unobserved)]
+            failures = [self.unobserved[origin] for origin in sorted(self.unobserved)]
             for failed in failures:
                 self.mark_observed(failed)
         if not failures:

@@ -4,110 +4,121 @@ from __future__ import annotations
 
 import operator
 import uuid
-from collections.abc import Callable, Iterator
-from functools import partial, reduce
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
+from dask import threaded
+from dask.base import DaskMethodsMixin
+from dask.optimization import cull
 
 from daskdist.core.spec import TensorSpec
-from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import is_future
-from daskdist.execute.callers.graph import is_unfinished_task
+from daskdist.execute.callers.graph import is_unfinished_task, one_task
 from daskdist.strategy.backend import ResultSource
-from daskdist.strategy.values.collection import ValueCollection
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.extract import Applied, ExtractAll, Remote
-from daskdist.strategy.values.placeholders import PendingValue, Placeholders, filled, results_of
-
-# The number of operations from which an expression is evaluated before it is read: a total over a million steps would
-# keep a million steps alive.
-_MOST_OPERATIONS = 64
+from daskdist.strategy.values.refs import Pending, Pick, Ref, TaskResults, results_of
 
 
-class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
+class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
+    """The base of values and nests of values as Dask collections, with a key for each value."""
+
+    __slots__ = ()
+
+    def _values_by_key(self) -> dict[Any, Any]:
+        """Return the values, some of them asynchronous, by key and in order."""
+        raise NotImplementedError
+
+    def __dask_graph__(self) -> Any:
+        graph: dict[Any, Any] = {}
+        for key, value in self._values_by_key().items():
+            ref = value.ref if isinstance(value, AsyncValue) else None
+            if ref is None:
+                graph.update(one_task(key, _in_task, (), value.known if isinstance(value, AsyncValue) else value))
+            else:
+                graph.update(one_task(key, _from_task, (value.caller.as_future(ref),), ref.pick))
+        return graph
+
+    def __dask_keys__(self) -> list[Any]:
+        return list(self._values_by_key())
+
+    @staticmethod
+    def __dask_optimize__(graph: Any, keys: Any, **kwargs: Any) -> Any:
+        return cull(dict(graph), keys)[0]
+
+    @property
+    def __dask_scheduler__(self) -> Any:
+        # Use the scheduler of the values' source, even if they are here already, so that several are computed together.
+        for value in self._values_by_key().values():
+            client = value.caller.client if isinstance(value, AsyncValue) else None
+            if client is not None and client.status == "running":
+                return client.get
+        return threaded.get
+
+
+# Dask may send results anywhere, so they are on the host.
+def _in_task(_: Sequence[Any], value: Any) -> Any:
+    return host_array(value)
+
+
+def _from_task(results: Sequence[Any], pick: Pick) -> Any:
+    return host_array(pick(results[0]))
+
+
+class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
     """An array or number that a cluster may still be computing.
 
-    It is used like its result: arithmetic, comparisons, indexing and NumPy's elementwise functions return further
-    asynchronous values without waiting. ``float``, ``int``, ``bool``, ``format``, ``numpy.asarray``, iterating and
-    printing wait, and raise the error of the function that computes it. It is a Dask collection: ``dask.compute``
-    computes several such values at once.
+    It is used like its result: arithmetic, comparisons, indexing and NumPy's elementwise functions are computed where
+    the value is, and return further asynchronous values without waiting. ``float``, ``int``, ``bool``, ``format``,
+    ``numpy.asarray``, iterating and printing wait, and raise the error of the function that computes it. It is a Dask
+    collection: ``dask.compute`` computes several such values at once.
     """
 
-    __slots__ = ("_name", "_num_rows", "spec", "worker")
+    __slots__ = ("_name", "num_rows", "spec")
 
     def __init__(
         self,
         caller: ResultSource,
-        source: Remote | Applied,
+        ref: Ref | None,
         spec: TensorSpec | None = None,
         num_rows: frozenset[int] = frozenset(),
     ) -> None:
-        # Inlined from the constructor of `PendingValue`, as every step creates values.
+        # Inlined from the constructor of `Pending`, as every step creates values.
         self.caller = caller
-        self.source = source
-        self.known = None
-        self._name = ""
+        self.ref = ref
+        self.known = self.worker_before = None
         self.spec = spec
         # The numbers of rows in the step that the value comes from, as those of a `PerReplica`.
-        self._num_rows = num_rows
-        # The address of the worker that computes the value, if known.
-        self.worker: str | None = None
-        if type(source) is Remote:
-            self.worker = source.worker
-        elif source.num_operations > _MOST_OPERATIONS:  # type: ignore[union-attr]
-            send_operations(self)
-
-    def result(self) -> Any:
-        """Wait for the value and return it."""
-        return results_of([self])[0]
+        self.num_rows = num_rows
+        self._name = ""
 
     def __dir__(self) -> list[str]:
         # What users call; the attributes belong to this package.
-        return sorted({*super().__dir__()} - set(AsyncValue.__slots__) - set(PendingValue.__slots__))
-
-    def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
-        operations = 1
-        operands = []
-        for operand in args:
-            if type(operand) is AsyncValue:
-                if type(operand.source) is Applied:
-                    operations += operand.source.num_operations
-                operands.append(operand)
-            else:
-                operands.append(as_it_is_now(operand))
-        return AsyncValue(self.caller, Applied(function, tuple(operands), kwargs, operations))
+        return sorted({*super().__dir__()} - {*AsyncValue.__slots__, *Pending.__slots__, "worker"})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `total += value` asks for the result in place; binding a new value to the name looks the same to the user.
         out = [output for output in kwargs.pop("out", ()) if output is not self]
         if not kwargs and not out and method == "__call__":
-            return self._apply(ufunc, *inputs)
+            return _apply(ufunc, inputs)
         # Resolve `where` and the like now: NumPy would call this method again for them on the workers.
-        kwargs = dict(zip(kwargs, map(as_it_is_now, results_of(list(kwargs.values()))), strict=True))
+        kwargs = dict(zip(kwargs, results_of(list(kwargs.values())), strict=True))
         if out:
             return getattr(ufunc, method)(*results_of(inputs), out=tuple(out), **kwargs)
-        return self._apply(getattr(ufunc, method), *inputs, **kwargs)
+        return _apply(getattr(ufunc, method), inputs, kwargs)
 
     def __add__(self, other: Any) -> Any:
-        # This is faster than the mixin, which uses NumPy, and a sum of many values is one operation.
-        if type(other) not in _PLAIN:
-            return super().__add__(other)
-        source = self.source
-        if type(source) is Applied and source.function is _added_up:
-            more = other.source.num_operations if isinstance(other, AsyncValue) and type(other.source) is Applied else 0
-            operations = source.num_operations + 1 + more
-            return AsyncValue(self.caller, Applied(_added_up, (*source.args, other), {}, operations))
-        return self._apply(_added_up, self, other)
+        # This is faster than the mixin, which uses NumPy.
+        return _apply(np.add, (self, other)) if type(other) in _PLAIN else super().__add__(other)
 
     __iadd__ = __add__
 
     def __radd__(self, other: Any) -> Any:
-        return self._apply(_added_up, other, self) if type(other) in _PLAIN else super().__radd__(other)
+        return _apply(np.add, (other, self)) if type(other) in _PLAIN else super().__radd__(other)
 
     def __getitem__(self, key: Any) -> AsyncValue:
-        return self._apply(operator.getitem, self, key)
+        return _apply(operator.getitem, (self, key))
 
     def __getattr__(self, name: str) -> Any:
         # Attributes of arrays and numbers, such as shape, mean and item, wait for the value. Lookups of protocols, by
@@ -165,74 +176,41 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles hold the value itself.
-        return ExtractAll(), (self.result(),)
+        return _itself, (self.result(),)
 
     # Equality is elementwise, as for arrays, so the value is not hashable.
     __hash__ = None  # type: ignore[assignment]
-
-
-def peek(value: Any) -> tuple[Any] | None:
-    """Return a value in a tuple if it is in this process, or else None, without waiting or computing."""
-    if not isinstance(value, AsyncValue):
-        return (value,)
-    source = value.source
-    if source is None:
-        return (value.known,)
-    known_result = value.caller.peek(source.handle) if type(source) is Remote else None
-    return known_result and (source.pick(known_result[0]),)  # type: ignore[union-attr]
-
-
-def send_operations(value: AsyncValue) -> None:
-    """Replace operations on other values by the result of a call, on their cluster or in this process."""
-    if not isinstance(value.source, Applied):
-        return
-    placeholders = Placeholders()
-    placeholders.leaf(value)
-    if placeholders.caller is None or not placeholders.caller.defers:
-        results_of([value])
-        return
-    handle = placeholders.caller.logged(partial(_apply_on_worker, placeholders.caller, value.source))
-    value.source = Remote(handle, ExtractAll(), placeholders.worker)
-
-
-def _apply_on_worker(caller: ResultSource, source: Applied, _: Any) -> Any:
-    placeholders = Placeholders()
-    template = placeholders.leaf(PendingValue(caller, source))
-    caller = placeholders.caller or caller
-    return caller.call(
-        filled, placeholders.handles, placeholders.picks, template, worker=placeholders.worker, name="apply"
-    )
-
-
-def _added_up(*values: Any) -> Any:
-    return reduce(np.add, values)
 
 
 # Types that can be added without further checks.
 _PLAIN: Final = frozenset({AsyncValue, int, float, np.float32, np.float64})
 
 
-def as_it_is_now(value: Any) -> Any:
-    """Return a copy of an array, as a call is sent some time after it is made and the array may change until then."""
-    if isinstance(value, np.ndarray):
-        # A read-only array is copied too: it may be a view, or become writeable again.
-        return value.copy("K")
-    if is_on_device(value):
-        return host_array(value)
-    kind = type(value)
-    return kind(map(as_it_is_now, value)) if kind is list or kind is tuple else value
+def _itself(value: Any) -> Any:
+    return value
 
 
-def are_on_one_cluster(one: ResultSource, other: ResultSource) -> bool:
-    """Return whether calls of either source can use results of the other."""
-    return one is other or one.client is other.client
+def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> AsyncValue:
+    operands = [arg for arg in args if isinstance(arg, AsyncValue)]
+    pending = next((operand for operand in operands if operand.ref is not None), None)
+    if pending is not None:
+        return AsyncValue(pending.caller, pending.caller.applied(function, args, kwargs or {}))
+    value = AsyncValue(operands[0].caller, None)
+    value.known = function(*map(host_array, results_of(args)), **kwargs or {})
+    return value
+
+
+def peek(value: Any) -> tuple[Any] | None:
+    """Return a value in a tuple if it is in this process, or else None, without waiting or computing."""
+    if not isinstance(value, AsyncValue):
+        return (value,)
+    ref = value.ref
+    return (value.known,) if ref is None else value.caller.peek(ref)
 
 
 def workers_needed(value: Any) -> Any:
     """Return the workers that a value depends on, or the object that knows them; ``()`` if it is in this process."""
-    if not isinstance(value, AsyncValue) or value.source is None:
-        return ()
-    return value.caller.live_workers
+    return () if not isinstance(value, AsyncValue) or value.ref is None else value.caller.live_workers
 
 
 def persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, str] | None = None) -> Any:
@@ -243,6 +221,6 @@ def persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, str
         raise ArgumentError("values of replicas can be computed and persisted; Dask does not rewrite their graphs")
     if not is_future(persisted):
         return persisted
-    from daskdist.execute.callers.submit import Submit
+    from daskdist.strategy.values.persisted import PersistedValues
 
-    return AsyncValue(Submit(persisted.client, workers), Remote(persisted, ExtractAll()))
+    return AsyncValue(PersistedValues(persisted.client, workers), Ref(TaskResults((persisted,), (None,)), 0))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+import cloudpickle
 import numpy as np
 import optree
 
@@ -35,7 +36,7 @@ def check_is_no_dict(value: Any, operation: str) -> None:
 
 
 def flattened_call(
-    args: Sequence[Any], kwargs: dict[str, Any], leaf_types: frozenset[type] = LEAVES
+    args: Sequence[Any], kwargs: dict[str, Any], leaf_types: frozenset[type] | set[type] = LEAVES
 ) -> tuple[list[Any], Any]:
     """Return the leaves of ``(args, kwargs)`` and their structure, as `flattened` does."""
     if not kwargs and leaf_types.issuperset(map(type, args)):
@@ -55,7 +56,7 @@ def _treespec_of_args(num_args: int) -> Any:
     return flattened(((0,) * num_args, {}))[1]
 
 
-def flattened(nest: Any, leaf_types: frozenset[type] = LEAVES) -> tuple[list[Any], Any]:
+def flattened(nest: Any, leaf_types: Collection[type] = LEAVES) -> tuple[list[Any], Any]:
     """Return the leaves of a nest and its structure, one object for all nests of the structure.
 
     The result is that of optree, and dicts keep the order of their keys. This is many times faster than optree while
@@ -69,7 +70,7 @@ def flattened(nest: Any, leaf_types: frozenset[type] = LEAVES) -> tuple[list[Any
     return leaves, _treespec(shape)
 
 
-def _shape(nest: Any, leaves: list[Any], leaf_types: frozenset[type]) -> Any:
+def _shape(nest: Any, leaves: list[Any], leaf_types: Collection[type]) -> Any:
     # A hashable description of the structure of plain tuples, lists and dicts; None if there are other nodes.
     kind = type(nest)
     if kind in leaf_types:
@@ -119,3 +120,27 @@ def _canonical(treespec: Any) -> Any:
 @lru_cache(256)
 def _loaded(pickled: bytes) -> Any:
     return pickle.loads(pickled)
+
+
+# (address of a structure, which leaves are None) -> structure and pickle; by address, since structures of dicts in
+# different orders are equal.
+_structures: Final[dict[tuple[int, tuple[bool, ...]], tuple[Any, bytes]]] = {}
+_MOST_STRUCTURES: Final = 1024
+
+
+def pickled_structure(treespec: Any, are_none: tuple[bool, ...] = ()) -> bytes:
+    """Return the pickle of a structure and of which leaves are None; cached, as pickling takes long."""
+    known = _structures.get((id(treespec), are_none))
+    if known is None:
+        if len(_structures) >= _MOST_STRUCTURES:
+            _structures.clear()
+        # Keep the structure, so that its address is not reused.
+        known = treespec, cloudpickle.dumps((treespec, are_none))
+        _structures[id(treespec), are_none] = known
+    return known[1]
+
+
+@lru_cache(maxsize=1024)
+def loaded_structure(pickled: bytes) -> Any:
+    """Return a structure from its pickle, one object for all equal ones."""
+    return cloudpickle.loads(pickled)

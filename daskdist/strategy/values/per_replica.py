@@ -11,26 +11,18 @@ from dask.base import tokenize
 from daskdist.core.cardinality import counted
 from daskdist.display.missing_methods import Advised
 from daskdist.display.values import Summary, values_page, values_text
-from daskdist.errors import ClusterError, CollectiveError
-from daskdist.strategy.backend import ResultSource
-from daskdist.strategy.values.async_value import AsyncValue, are_on_one_cluster, peek, persisted_value, workers_needed
-from daskdist.strategy.values.collection import ValueCollection
-from daskdist.strategy.values.extract import PerReplicaRef
-from daskdist.strategy.values.placeholders import NoSingleValue, results_of
+from daskdist.strategy.values.async_value import (
+    AsyncValue,
+    ValueCollection,
+    peek,
+    persisted_value,
+    workers_needed,
+)
+from daskdist.strategy.values.distributed_values import DistributedValues
+from daskdist.strategy.values.refs import Refs, results_of
 
 # A lock with which two threads that read the same values get the same objects.
 _values_lock: Final = threading.Lock()
-
-
-class DistributedValues(NoSingleValue):
-    """The base of objects with a value for each replica."""
-
-    __slots__ = ()
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        """The value of each replica, in replica order."""
-        raise NotImplementedError
 
 
 # In place of a number of rows that is not known.
@@ -58,37 +50,39 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
     }
     """
 
-    __slots__ = ("_batch", "_batch_leaf", "_name", "_num_rows", "_reference", "_values")
+    __slots__ = ("_name", "_values", "batch", "batch_leaf", "num_rows", "refs")
 
     def __init__(
         self,
-        values: Sequence[Any] | PerReplicaRef,
+        values: Sequence[Any] | Refs,
         num_rows: frozenset[int] = frozenset(),
         *,
         batch: Any = None,
         batch_leaf: int = 0,
     ) -> None:
-        # A reference is kept until one of the values is read.
-        self._reference: PerReplicaRef | None = values if type(values) is PerReplicaRef else None
-        self._values: tuple[Any, ...] | None = tuple(values) if self._reference is None else None
+        # The attributes are for this package: `__dir__` hides them. References are kept until a value is read.
+        self.refs: Refs | None = values if type(values) is Refs else None
+        self._values: tuple[Any, ...] | None = tuple(values) if self.refs is None else None
         # The global batch that the values are a leaf of, and the number of the leaf; None if they are of no batch.
-        self._batch = batch
-        self._batch_leaf = batch_leaf
+        self.batch = batch
+        self.batch_leaf = batch_leaf
         # The numbers of rows that replicas have in the step that the values come from, which has an unknown one if
         # `UNKNOWN_ROWS` is among them. Without numbers the values come from no step, or all steps have the same.
-        self._num_rows = num_rows
+        self.num_rows = num_rows
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The value of each replica, in replica order."""
-        reference = self._reference
-        if reference is not None:
+        if self.refs is not None:
             values = values_read_later(self)
             # Two threads that read the values get the same objects.
             with _values_lock:
                 self._values = self._values or values
-                self._reference = None
+                self.refs = None
         return self._values  # type: ignore[return-value]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - set(PerReplica.__slots__))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerReplica, (self.values,)
@@ -130,25 +124,17 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
         return _persisted, (self.__dask_keys__(), list(map(workers_needed, self.values)))
 
 
-def reference_of(value: PerReplica) -> PerReplicaRef | None:
-    """Return the reference to the values; None once one of them was read, or if there never was one."""
-    return value._reference
-
-
-def batch_of(value: PerReplica) -> Any:
-    """Return the `GlobalBatch` that the values are a leaf of; None if they are of no batch."""
-    return value._batch
-
-
 def is_uneven(value: PerReplica) -> bool:
     """Return whether the values come from a step in which replicas have different numbers of rows."""
-    return len(value._num_rows) > 1
+    return len(value.num_rows) > 1
 
 
 def num_rows_of(values: Iterable[Any]) -> frozenset[int]:
     """Return the numbers of rows that replicas have in the steps that values come from; unknown if steps differ."""
-    known = {value._num_rows for value in values if type(value) is PerReplica or type(value) is AsyncValue}
-    known.discard(frozenset())
+    known: set[frozenset[int]] = set()
+    for value in values:
+        if (type(value) is PerReplica or type(value) is AsyncValue) and value.num_rows:
+            known.add(value.num_rows)
     if len(known) < 2:
         return known.pop() if known else frozenset()
     # Steps of different sizes are not uneven.
@@ -157,67 +143,63 @@ def num_rows_of(values: Iterable[Any]) -> frozenset[int]:
 
 def num_values(value: PerReplica) -> int:
     """Return the number of values."""
-    reference = value._reference
-    return len(value._values if reference is None else reference.handles)  # type: ignore[arg-type]
+    refs = value.refs
+    return len(value._values) if refs is None else refs.size  # type: ignore[arg-type]
 
 
 def values_read_later(value: PerReplica) -> tuple[Any, ...]:
     """Return the value of each replica as `PerReplica.values` does; calls may be made again until they are read."""
-    reference = value._reference
-    if reference is None:
+    refs = value.refs
+    if refs is None:
         return value.values
-    numbers = range(len(reference.handles))
-    num_rows = value._num_rows
-    return tuple([AsyncValue(reference.caller, reference.part(number), reference.spec, num_rows) for number in numbers])
+    num_rows = value.num_rows
+    return tuple([AsyncValue(refs.caller, refs.ref(number), refs.spec, num_rows) for number in range(refs.size)])
 
 
 def follow_batch(value: PerReplica) -> None:
     """Replace the values by the pieces of their batch, if it was split for another number of replicas."""
-    batch = value._batch
+    batch = value.batch
     if num_values(value) != len(batch):
-        _become(value, batch.leaves[value._batch_leaf])
+        _become(value, batch.leaves[value.batch_leaf])
 
 
-def _become(value: PerReplica, values: Sequence[Any] | PerReplicaRef) -> None:
-    is_reference = type(values) is PerReplicaRef
+def _become(value: PerReplica, values: Sequence[Any] | Refs) -> None:
+    are_refs = type(values) is Refs
     with _values_lock:
-        value._values = None if is_reference else tuple(values)
-        value._reference = values if is_reference else None  # type: ignore[assignment]
+        value._values = None if are_refs else tuple(values)
+        value.refs = values if are_refs else None  # type: ignore[assignment]
 
 
-def can_be_used_by(value: PerReplica | AsyncValue, caller: ResultSource) -> bool:
+def can_be_used_by(value: PerReplica | AsyncValue, caller: Any) -> bool:
     """Return whether a call of this caller can use a value, or the values of replicas, which have one source."""
     if isinstance(value, AsyncValue):
-        return value.source is None or are_on_one_cluster(value.caller, caller)
-    reference = value._reference
-    if reference is not None:
-        return are_on_one_cluster(reference.caller, caller)
+        return value.ref is None or value.caller is caller or value.caller.client is caller.client
+    refs = value.refs
+    if refs is not None:
+        return refs.caller is caller or refs.caller.client is caller.client
     values = value.values
     return not values or not isinstance(values[0], AsyncValue) or can_be_used_by(values[0], caller)
 
 
 def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
     """Wait for values, some of them per replica, and return those of each replica."""
-    while True:
+
+    def read() -> list[list[Any]]:
+        # Calls that were made again since may have fewer values.
         columns = [values_read_later(leaf) if isinstance(leaf, PerReplica) else None for leaf in leaves]
         (size, *_) = [len(column) for column in columns if column is not None]
         rows = [
             [leaf if column is None else column[place] for leaf, column in zip(leaves, columns, strict=True)]
             for place in range(size)
         ]
-        reference = next((leaf._reference for leaf in leaves if isinstance(leaf, PerReplica) and leaf._reference), None)
-        number = 0 if reference is None else reference.caller.num_made_again
-        try:
-            results = results_of([value for row in rows for value in row])
-        except (ClusterError, CollectiveError):
-            # Calls that were made again have fewer values now.
-            if reference is None or reference.caller.num_made_again == number:
-                raise
-            continue
+        results = results_of([value for row in rows for value in row])
         for leaf, column in zip(leaves, columns, strict=True):
             if column is not None:
                 _become(leaf, column)
         return [results[start : start + len(leaves)] for start in range(0, len(results), len(leaves))]
+
+    refs = next((leaf.refs for leaf in leaves if isinstance(leaf, PerReplica) and leaf.refs), None)
+    return read() if refs is None else refs.caller.attempt(read)
 
 
 def _known_of(value: AsyncValue) -> Summary:

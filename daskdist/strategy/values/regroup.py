@@ -11,9 +11,9 @@ import optree
 from daskdist.core.structure import describe_nesting
 from daskdist.errors import DaskdistError
 from daskdist.strategy.values.absent import ABSENT
-from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.refs import FlatResult
 
 
 def component(nest: Any, replica: int) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import optree
 
-from daskdist.strategy.values.per_replica import PerReplica, reference_of
+from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.regroup import component
 from daskdist.strategy.values.variable_contract import variable_number
 from daskdist.strategy.variables.record import check_is_of
@@ -33,7 +33,7 @@ def with_copies(operation: str, token: str, nest: Any) -> tuple[list[Any], Any]:
 
 def has_variables(leaf: Any) -> bool:
     """Return whether a leaf is a `PerReplica` with variables among its values."""
-    return type(leaf) is PerReplica and reference_of(leaf) is None and Variable in set(map(type, leaf.values))
+    return type(leaf) is PerReplica and leaf.refs is None and Variable in set(map(type, leaf.values))
 
 
 def _of_copies(leaf: Any) -> Any:

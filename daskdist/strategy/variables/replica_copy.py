@@ -21,7 +21,7 @@ from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import ReplicaContext, current_replica, meet, store_of, updates_alone
 from daskdist.strategy.replica.threads import check_thread
 from daskdist.strategy.values.device_arrays import host_array, host_nest, moved
-from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.refs import FlatResult
 from daskdist.strategy.values.variable_contract import token_of
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.variables.layout import CopyLayout, as_arrays, check, frozen, leaves_like, with_dtype

@@ -24,8 +24,8 @@ from daskdist.strategy.replica.context import ReplicaContext, current_replica, c
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import called_on_device, host_array
-from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.refs import FlatResult
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.variables.layout import (
     NUMBERS,

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.steps.calls import Call, Record, Result
+from daskdist.strategy.steps.calls import Call, Record
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker
 
 # Errors of calls that need a lost worker.
@@ -62,7 +62,9 @@ class CallLog:
             if begins_step:
                 self._num_steps += 1
                 steps.append([])
-            elif not steps and record.function is None and (last := self._last()) is not None and last.make is not None:
+            elif (
+                not steps and not record.is_of_replicas and (last := self._last()) is not None and last.make is not None
+            ):
                 # A call on the results of the last step continues it, while there are references to those.
                 steps.append([last.record, self._last, last.make])
             if steps:
@@ -79,7 +81,7 @@ class CallLog:
                 _, handle, make = step[:3]
                 if (call := handle()) is not None:
                     # Later calls refer to results of the first, which would form a reference cycle.
-                    is_alone = not any(record.function is not None for record in step[3::3])
+                    is_alone = not any(record.is_of_replicas for record in step[3::3])
                     call.make, self._last = make if is_alone else None, handle
 
     def _pop_complete(self) -> list[Any]:
@@ -123,7 +125,7 @@ class CallLog:
         """Return the calls on replicas that failed because of a lost worker."""
         with self._lock:
             records = list(chain.from_iterable(step[::3] for step in self._steps))
-        return [record for record in records if record.function is not None and _is_lost(record)]
+        return [record for record in records if record.is_of_replicas and _is_lost(record)]
 
     def clear(self) -> None:
         """Remove all calls."""
@@ -136,11 +138,11 @@ class CallLog:
             steps = list(map(_calls_of, self._steps))
         for number, step in enumerate(steps):
             for place, (record, handle, _) in enumerate(step):
-                is_unobserved = record.function is None and handle() is not None
+                is_unobserved = not record.is_of_replicas and handle() is not None
                 if _is_lost(record) or (is_unobserved and _is_gone(record, is_there)):
                     # Results that each replica had cannot be given to fewer replicas.
                     needs_step = any(
-                        earlier.function is not None and _is_gone(earlier, is_there) for earlier, _, _ in step[:place]
+                        earlier.is_of_replicas and _is_gone(earlier, is_there) for earlier, _, _ in step[:place]
                     )
                     needs_step = needs_step or any(later.takes_results for later, _, _ in step[place:])
                     return list(chain(step if needs_step else step[place:], *steps[number + 1 :]))
@@ -153,12 +155,11 @@ class CallLog:
         """
         record, handle, make = logged
         call = handle()
-        if call is None and record.function is None:
+        if call is None and not record.is_of_replicas:
             # If it stayed in the log, all later steps would stay, too.
             self.remove(record)
             return None
-        result = make(group)
-        new: Call = result.call if type(result) is Result else result
+        new: Call = make(group)
         new.record.losses = record.losses
         with self._lock:
             for step in self._steps:

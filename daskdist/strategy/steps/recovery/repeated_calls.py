@@ -17,7 +17,6 @@ from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.calls import Losses, Record
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.recovery.call_log import CallLog
-from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConnection
 from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
@@ -41,17 +40,14 @@ class RepeatedCalls:
         The streams to the workers.
     log
         The calls of steps that are not complete.
-    connection
-        The connection to the scheduler.
     """
 
-    def __init__(self, streams: StreamSet, log: CallLog, connection: SchedulerConnection) -> None:
+    def __init__(self, streams: StreamSet, log: CallLog) -> None:
         self.streams = streams
-        self.connection = connection
         self.num_made_again = 0
         self._log = log
         # Raised by the next call, unless it was raised where a result was looked at.
-        self._failed: Failed | None = None
+        self.failed: Failed | None = None
         self._recover: Callable[[], Callable[[], None] | None] = lambda: None
 
     def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
@@ -60,7 +56,7 @@ class RepeatedCalls:
 
     def made_again_since(self, number: int) -> bool:
         """Continue with the remaining replicas if some are lost; return whether `num_made_again` has changed."""
-        recover = self._recover() if self._log or self.connection.is_lost else None
+        recover = self._recover() if self._log or self.streams.connection.is_lost else None
         if recover is not None:
             recover()
         return self.num_made_again != number
@@ -140,14 +136,14 @@ class RepeatedCalls:
         # Changes of variables by these calls are undone, so calls that had succeeded fail, too.
         logger.warning("%s", error)
         if records:
-            failed = self._failed = Failed(Failure.of(error), records[0].number)
+            failed = self.failed = Failed(Failure.of(error), records[0].number)
             for record in records:
                 record.fail(failed)
         self._log.clear()
 
     def raise_failure(self) -> None:
         """Raise the error of calls that were not made again, unless it was raised where a result was read."""
-        failed, self._failed = self._failed, None
+        failed, self.failed = self.failed, None
         if failed is not None and not self.streams.failures.is_observed(failed):
             self.streams.failures.mark_observed(failed)
             raise failed.failure.error()

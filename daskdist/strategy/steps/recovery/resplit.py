@@ -7,8 +7,8 @@ from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.reduce.gather import cut_piece
 from daskdist.strategy.values.absent import ABSENT
-from daskdist.strategy.values.extract import GlobalBatch, PerReplicaRef, pick_from_rows
-from daskdist.strategy.values.placeholders import Placeholders
+from daskdist.strategy.values.encoding import for_tasks
+from daskdist.strategy.values.refs import GlobalBatch, Refs, TaskResults, row_leaf
 
 
 def resplit(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: ResultSource) -> None:
@@ -32,14 +32,12 @@ def resplit(batch: GlobalBatch, group: ReplicaGroup, submit: Submit, source: Res
         rows = [batch.pieces(number) for number in range(len(batch.leaves))]
         batch.leaves = [[*[pieces[number] for number in present], *absent] for pieces in rows]
         return
-    placeholders = Placeholders()
-    leaves = [list(map(placeholders.leaf, batch.pieces(number))) for number in range(len(batch.leaves))]
-    arguments = cut_piece, placeholders.handles, placeholders.picks, leaves, batch.structure, batch.skips_empty
-    pieces = [
+    leaves = [batch.pieces(number) for number in range(len(batch.leaves))]
+    pieces, futures = for_tasks(tuple(leaves), {}, source, "resplit")
+    arguments = cut_piece, futures, pieces, batch.structure, batch.skips_empty
+    cut = [
         submit.call(*arguments, number, size, worker=worker, name="resplit")
         for number, worker in enumerate(group.worker_of)
     ]
-    batch.leaves = [
-        PerReplicaRef(source, tuple(pieces), pick_from_rows(0, number, batch.is_writable), group.worker_of)
-        for number in range(len(leaves))
-    ]
+    results = TaskResults(cut, group.worker_of)
+    batch.leaves = [Refs(source, results, row_leaf(0, number, batch.is_writable)) for number in range(len(leaves))]

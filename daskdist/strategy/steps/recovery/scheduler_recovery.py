@@ -42,7 +42,7 @@ class SchedulerRecovery(WorkerRecovery):
     @property
     def connection(self) -> SchedulerConnection:
         """The connection to the scheduler."""
-        return self._repeated_calls.connection
+        return self.streams.connection
 
     @property
     def in_doubt(self) -> bool:

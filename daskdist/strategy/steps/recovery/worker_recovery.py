@@ -17,6 +17,7 @@ from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.placement.replacements import Replacements
+from daskdist.strategy.steps.call_messages import AskValues, ChangeGroup
 from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
 from daskdist.strategy.steps.remote.on_scheduler import answers, note_in_use
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
@@ -82,12 +83,6 @@ class WorkerRecovery:
         """Return the strategy's workers that are lost or were restarted."""
         return list(dict.fromkeys((*self.streams.lost(), *self.live_workers.leaving, *self._submit.missing())))
 
-    def note_losses(self) -> bool:
-        """Note whether workers were lost since the last call; return whether some may be."""
-        if self.streams.has_broken and self.streams.lost():
-            self.live_workers.in_doubt = True
-        return self.in_doubt
-
     def lost_workers(self, within_s: float) -> list[str]:
         """Return the workers that are lost but still have replicas, waiting up to some seconds for one."""
         streams = self.streams
@@ -99,15 +94,17 @@ class WorkerRecovery:
             self.live_workers.in_doubt = True
         return lost
 
-    def note_leaving(self) -> bool:
-        """Note whether workers are going to leave; return that."""
-        is_left = bool(self.live_workers.leaving)
-        if is_left:
-            self.live_workers.in_doubt = True
-        return is_left
-
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
         """Continue with the remaining workers, once earlier calls have ended; return the remaining replicas."""
+        # Before the workers are checked: one that is lost meanwhile sets them again.
+        self.live_workers.in_doubt = self.live_workers.has_lost = False
+        try:
+            return self._recovered(group)
+        except BaseException:
+            self.live_workers.in_doubt = True
+            raise
+
+    def _recovered(self, group: ReplicaGroup) -> ReplicaGroup:
         live_workers = self.live_workers
         while len(lost := self.missing()) < len(live_workers.present):
             if live_workers.leaving:
@@ -137,7 +134,6 @@ class WorkerRecovery:
         if lost and len(lost) == len(live_workers.present):
             # Further calls will raise.
             self._repeated_calls.fail_repeated_losses()
-        live_workers.in_doubt = False
         return group
 
     def _wait_for_values(self, leaving: Sequence[str]) -> None:
@@ -147,7 +143,7 @@ class WorkerRecovery:
         asked = {worker: live_workers.num_handed_over(worker) for worker in leaving if streams.is_open(worker)}
         with streams.lock:
             for worker in asked:
-                streams.stream_with(worker, ()).append("hand_over")
+                streams.stream_with(worker, ()).link.append(AskValues())
 
         def is_silent(worker: str) -> bool:
             return streams.is_open(worker) and live_workers.num_handed_over(worker) == asked[worker]
@@ -186,7 +182,7 @@ class WorkerRecovery:
         live_workers.missing(connected)
         with streams.lock:
             for worker in group.workers:
-                streams.stream_with(worker, ()).append("group", more)
+                streams.stream_with(worker, ()).link.append(ChangeGroup(more))
         note_in_use(client, group.token, more.workers)
         logger.warning("%s takes part; there are %d replicas now", ", ".join(workers), len(more.replicas))
         return more

@@ -9,9 +9,9 @@ from distributed import Worker
 
 from daskdist.core.block import Batches
 from daskdist.execute.messages.failure import Failure
-from daskdist.strategy.reduce.tree import FoldPartials
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.promises import Promise, SentValue
+from daskdist.strategy.values.encoding import Encoded, SteadyFunction
 
 _PROMISES: Final = frozenset({Promise})
 
@@ -74,7 +74,7 @@ class TaskData:
         return value
 
 
-def is_quick(inputs: Sequence[Any]) -> bool:
+def is_quick(inputs: Sequence[Any], arguments: Encoded) -> bool:
     """Return whether the thread that receives the inputs should make the call.
 
     Reading them takes less time than waking another thread.
@@ -82,6 +82,8 @@ def is_quick(inputs: Sequence[Any]) -> bool:
     function, *results = inputs
     if type(function) is not SentValue or function.made is None or not _PROMISES.issuperset(map(type, results)):
         return False
-    prepared, _ = function.made[0]
     values = [result.value for result in results]
-    return Failed in map(type, values) or (isinstance(prepared, FoldPartials) and prepared.is_quick(values))
+    if Failed in map(type, values):
+        return True
+    (prepared,) = function.made
+    return isinstance(prepared, SteadyFunction) and prepared.is_quick(values, [pick for _, pick in arguments.inputs])

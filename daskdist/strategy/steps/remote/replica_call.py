@@ -26,8 +26,8 @@ from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.replica.replica_times import ReplicaTimes
 from daskdist.strategy.steps.call_on_replica import call_on_replica
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
-from daskdist.strategy.values.extract import Extract, ExtractFromRows, FlatResult
-from daskdist.strategy.values.placeholders import Placeholder, filled
+from daskdist.strategy.values.encoding import Encoded
+from daskdist.strategy.values.refs import FlatResult, RowLeaf
 from daskdist.strategy.variables.store import VariableStore
 
 # The prefix of the names of other calls of `Strategy.run`.
@@ -106,19 +106,23 @@ class ReplicaSlot:
             mailbox.leave(self.token, step, self.number, error)
 
 
+def call_once(arguments: Encoded, function: Callable[..., Any], *results: Any) -> Any:
+    """Call a function that no replica calls, with some arguments, given the results that they need."""
+    args, kwargs = arguments.nest(results)
+    return function(*args, **kwargs)
+
+
 def call_replica(
     mailbox: Mailbox,
     slot: ReplicaSlot,
     step: int,
     results: Sequence[Any],
-    treespec: Any,
-    picks: Sequence[tuple[int, Extract]],
-    leaves: list[Any],
+    sent: Encoded,
     end: CallEnd,
     *,
     is_step: bool,
 ) -> FlatResult:
-    """Call a user's function, which is the first input, with arguments made of templates.
+    """Call a user's function, which is the first result, with arguments that need the other results.
 
     The dashboard counts the call if ``is_step``.
     """
@@ -129,12 +133,13 @@ def call_replica(
         if not device.is_host:
             results = list(map(staging_of(slot.replica.device), results))
         results = [_given(device, result) if type(result) in _CONVERTED else result for result in results]
-        arguments = filled(results[1:], picks, leaves)
+        arguments = sent.leaves_with(results[1:])
         if True in [argument is ABSENT for argument in arguments]:
             slot.leave(mailbox, step, SKIPPED)
             return FlatResult([ABSENT], None)
         if is_step:
-            slot.times.count(_batch_of(arguments, leaves, picks))
+            # The part of a distributed dataset's step, if there is one.
+            slot.times.count(next((arguments[leaf] for leaf, pick in sent.inputs if type(pick) is RowLeaf), None))
         slot.times.work()
 
         def services() -> WorkerServices:
@@ -143,10 +148,11 @@ def call_replica(
 
         context = slot.context(mailbox, step, end)
         if ReplicaPlan in map(type, arguments):
-            with replica_iterators(arguments, treespec, slot.replica, slot.number, end, services) as (args, kwargs):
+            with replica_iterators(arguments, sent.treespec, slot.replica, slot.number, end, services) as parts:
+                args, kwargs = parts
                 result = call_on_replica(results[0], args, kwargs, slot.replica, context)
         else:
-            args, kwargs = treespec.unflatten(arguments)
+            args, kwargs = sent.treespec.unflatten(arguments)
             result = call_on_replica(results[0], args, kwargs, slot.replica, context)
         del args, kwargs, arguments
         returned = FlatResult.of(result)
@@ -157,14 +163,6 @@ def call_replica(
         raise
     slot.leave(mailbox, step, None)
     return returned
-
-
-def _batch_of(arguments: Sequence[Any], leaves: Sequence[Any], picks: Sequence[tuple[int, Extract]]) -> Any:
-    # The first argument that is a part of a distributed dataset's step; None if there is none.
-    for argument, leaf in zip(arguments, leaves, strict=True):
-        if type(leaf) is Placeholder and type(picks[leaf.number][1]) is ExtractFromRows:
-            return argument
-    return None
 
 
 def _given(device: Device, result: ForDevices | FlatResult) -> Any:

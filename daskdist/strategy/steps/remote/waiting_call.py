@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.remote.promises import Promise
+from daskdist.strategy.values.encoding import Encoded
 
 # A lock for all calls, as each step makes a call.
 _lock: Final = threading.Lock()
@@ -38,7 +39,9 @@ class WaitingCall:
     promise
         The promise that gets the result.
     inputs
-        The function and its arguments.
+        The function, and the results that its arguments need.
+    arguments
+        The arguments.
     settings
         The settings of the program.
     name
@@ -50,6 +53,7 @@ class WaitingCall:
         "_is_begun",
         "_maker",
         "_num_left",
+        "arguments",
         "inputs",
         "name",
         "number",
@@ -63,6 +67,7 @@ class WaitingCall:
         number: int,
         promise: Promise,
         inputs: Sequence[Any],
+        arguments: Encoded,
         settings: Any,
         name: str,
     ) -> None:
@@ -70,6 +75,7 @@ class WaitingCall:
         self.number = number
         self.promise = promise
         self.inputs = inputs
+        self.arguments = arguments
         self.settings = settings
         self.name = name
         self._num_left = 0

@@ -21,17 +21,33 @@ from daskdist.core.block import Batches
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure, release_frames
 from daskdist.execute.messages.link import Link
-from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.collectives.messages import SentResult
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.call_end import CallEnd
-from daskdist.strategy.steps.calls import RunningOnReplica
+from daskdist.strategy.steps.call_messages import (
+    AskRunning,
+    AskValues,
+    CallOver,
+    ChangeGroup,
+    DropResults,
+    EndCall,
+    FailData,
+    FailResult,
+    KeepObject,
+    Leaving,
+    LoseWorkers,
+    MakeCall,
+    NeedsData,
+    NotPassedOn,
+    PassOn,
+    Running,
+)
+from daskdist.strategy.steps.calls import LOOK, RunningOnReplica
 from daskdist.strategy.steps.outcomes import (
     SMALL_AWAITED_BYTES,
     SMALL_BYTES,
     Failed,
-    loaded_structure,
     outcome_to_send,
     received_outcome,
 )
@@ -39,9 +55,10 @@ from daskdist.strategy.steps.remote.call_inputs import TaskData, is_quick
 from daskdist.strategy.steps.remote.data_keys import DataKeys
 from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.steps.remote.promises import Promise, SentValue
-from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_replica
+from daskdist.strategy.steps.remote.replica_call import STEP, CrossReplica, ReplicaSlot, call_once, call_replica
 from daskdist.strategy.steps.remote.waiting_call import WaitingCall
 from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.encoding import Encoded
 from daskdist.strategy.variables.store import VariableStore
 
 # An input of a call of one of these types holds the value; an input of another type is the value.
@@ -104,22 +121,18 @@ class StepsOnWorker:
         # (call, replica) -> the name of the running call, its start, and its end.
         self._running: dict[tuple[int, int], tuple[str, float, CallEnd]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
-        self._handlers: dict[str, Callable[..., Any]] = {
-            "run": self._run,
-            "call": self._call,
-            "object": self._object,
-            "push": self._push,
-            "fetch": self._fetch,
-            "drop": self._drop,
-            "drop-objects": self._drop_objects,
-            "drop-variables": self._drop_variables,
-            "lost": self._lost,
-            "group": self._set_team,
-            "key-failed": self._key_failed,
-            "fail": self._fail,
-            "end": self._end,
-            "ping": self._ping,
-            "hand_over": self.hand_over,
+        self._handlers: dict[type, Callable[[Any], Any]] = {
+            MakeCall: self._call,
+            KeepObject: self._keep,
+            PassOn: self._pass_on,
+            DropResults: self._drop,
+            LoseWorkers: self._lose,
+            ChangeGroup: lambda message: self._set_team(message.group),
+            FailData: self._fail_data,
+            FailResult: self._fail,
+            EndCall: self._end,
+            AskRunning: lambda message: self._send(Running(message.asked_at, self.running())),
+            AskValues: lambda message: self.hand_over(),
         }
         self._set_team(group)
 
@@ -134,8 +147,8 @@ class StepsOnWorker:
             self._link.close()
 
     def _handle(self, messages: Sequence[Any]) -> None:
-        for kind, *rest in messages:
-            self._handlers[kind](*rest)
+        for message in messages:
+            self._handlers[type(message)](message)
 
     def _enter(self) -> None:
         # Let `distributed.get_worker` and `get_client` find the worker, as in a task.
@@ -177,20 +190,16 @@ class StepsOnWorker:
             for number, executor in zip(members, self._executors, strict=True)
         }
 
-    def _run(
-        self,
-        number: int,
-        function: int,
-        structure: bytes,
-        lanes: Sequence[tuple[int, Any, Any]],
-        settings: Any,
-        name: str,
-        undo_from: int | None,
-    ) -> None:
-        sent_function = self._objects[function]
-        loaded = sent_function.made
+    def _call(self, message: MakeCall) -> None:
+        number, function, structure, leaves, inputs_of, settings, name, undo_from = message
         end = CallEnd()
-        for replica, references, lane_args in lanes:
+        for replica, inputs in inputs_of:
+            arguments = Encoded(structure, leaves, [(leaf, pick) for leaf, _, pick in inputs])
+            if replica is None:
+                promise = self._new_promise(number, 0)
+                inputs_there = [self._input(function), *[self._input(reference) for _, reference, _ in inputs]]
+                WaitingCall(self, number, promise, inputs_there, arguments, settings, name).begin()
+                continue
             promise = self._new_promise(number, replica, end=end)
             if replica not in self._slots:
                 # A thread of the program made the call for the replicas before some were lost.
@@ -201,52 +210,39 @@ class StepsOnWorker:
                 self._send_outcome(number, replica, promise.get(), SMALL_BYTES)
                 continue
             slot, executor = self._slots[replica]
-            inputs = [sent_function if loaded is None else loaded[0], *map(self._run_input, references)]
+            loaded = self._objects[function[1]].made
+            values = [self._input(function) if loaded is None else loaded[0]]
+            values += [self._run_input(reference) for _, reference, _ in inputs]
             # Bound methods would be further objects of each step under way.
-            about = structure, lane_args, undo_from, settings, name, end
-            executor.put(partial(StepsOnWorker._make_run, self, slot, number, promise, inputs, *about))
-
-    def _call(
-        self,
-        number: int,
-        function: Any,
-        settings: Any,
-        name: str,
-        *references: Any,
-    ) -> None:
-        promise = self._new_promise(number, 0)
-        inputs = [self._input(function), *map(self._input, references)]
-        WaitingCall(self, number, promise, inputs, settings, name).begin()
+            about = undo_from, settings, name, end
+            executor.put(partial(StepsOnWorker._make_run, self, slot, number, promise, values, arguments, *about))
 
     def make_soon(self, call: WaitingCall) -> None:
         """Make a call whose inputs have arrived."""
         # The event loop must not be busy for long, as it receives the results of other calls, too.
         make = partial(self._make_call, call)
-        if threading.get_ident() != self._loop_thread or is_quick(call.inputs):
+        if threading.get_ident() != self._loop_thread or is_quick(call.inputs, call.arguments):
             run_ready(make)
         else:
             self._combiner.put(make)
 
-    def _object(self, number: int, value: Any) -> None:
-        self._objects[number] = SentValue(value)
+    def _keep(self, message: KeepObject) -> None:
+        self._objects[message.number] = SentValue(message.value)
 
-    def _push(self, number: int, replica: int, target: str, seq: int) -> None:
-        promise = self._promises[number][replica]
-        promise.when_set(partial(StepsOnWorker._push_now, self, promise, number, replica, target, seq))
+    def _pass_on(self, message: PassOn) -> None:
+        promise = self._promises[message.number][message.replica]
+        promise.when_set(partial(StepsOnWorker._pass_on_now, self, promise, message))
 
-    def _push_now(self, promise: Promise, number: int, replica: int, target: str, seq: int) -> None:
+    def _pass_on_now(self, promise: Promise, message: PassOn) -> None:
         if self._is_closed:
             return
+        number, replica, target, seq = message
         result = SentResult(self._token, number, replica, seq, *outcome_to_send(promise.value, math.inf))
-        self._mailbox.links.send(target, result, partial(StepsOnWorker._report_unsent, self, number, replica, target))
+        self._mailbox.links.send(target, result, partial(StepsOnWorker._report_unsent, self, message))
 
-    def _report_unsent(self, number: int, replica: int, target: str, why: str | None) -> None:
+    def _report_unsent(self, message: PassOn, why: str | None) -> None:
         if why is not None:
-            self._send(("unsent", number, replica, target, why))
-
-    def _fetch(self, request: int, number: int, replica: int) -> None:
-        _, payload = outcome_to_send(self._promises[number][replica].get(), math.inf)
-        self._send(("value", request, payload))
+            self._send(NotPassedOn(message.number, message.replica, message.target, why))
 
     def value(self, number: int, replica: int) -> Any:
         """Return a result; raise what its call raised."""
@@ -255,47 +251,40 @@ class StepsOnWorker:
             raise value.failure.error()
         return value
 
-    def _drop(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
+    def _drop(self, message: DropResults) -> None:
+        for number in message.results:
             self._promises.pop(number, None)
-
-    def _drop_objects(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
+        for number in message.objects:
             self._objects.pop(number, None)
-
-    def _drop_variables(self, numbers: Sequence[int]) -> None:
         store = self._mailbox.store(self._token)
         for replica, (_, executor) in self._slots.items():
-            if store is not None:
+            if store is not None and message.variables:
                 # An earlier call may need them.
-                executor.put(partial(store.drop_of, replica, numbers))
+                executor.put(partial(store.drop_of, replica, message.variables))
 
-    def _lost(self, addresses: Sequence[str], why: Failed, reason: str) -> None:
-        self._mailbox.end_waiting_for(self._token, addresses, reason)
+    def _lose(self, message: LoseWorkers) -> None:
+        self._mailbox.end_waiting_for(self._token, message.addresses, message.reason)
         for promises in list(self._promises.values()):
             for promise in promises.values():
-                if promise.origin in addresses:
-                    promise.set(why)
+                if promise.origin in message.addresses:
+                    promise.set(message.why)
 
-    def _key_failed(self, key: Any, why: Failed) -> None:
+    def _fail_data(self, message: FailData) -> None:
         # A call that is made again waits for data that was submitted again.
         with self._lock:
-            promise = self._awaited.pop(key, None)
+            promise = self._awaited.pop(message.key, None)
         if promise is not None:
-            promise.set(why)
+            promise.set(message.why)
 
-    def _fail(self, number: int, replica: int, why: Failed) -> None:
-        promise = self._promises.get(number, {}).get(replica)
+    def _fail(self, message: FailResult) -> None:
+        promise = self._promises.get(message.number, {}).get(message.replica)
         if promise is not None:
-            promise.set(why)
+            promise.set(message.why)
 
-    def _end(self, number: int, why: str) -> None:
-        for promise in self._promises.get(number, {}).values():
+    def _end(self, message: EndCall) -> None:
+        for promise in self._promises.get(message.number, {}).values():
             if promise.end is not None:
-                promise.end.end(why)
-
-    def _ping(self, asked_at: float) -> None:
-        self._send(("pong", asked_at, self.running()))
+                promise.end.end(message.why)
 
     @property
     def slots(self) -> list[ReplicaSlot]:
@@ -304,7 +293,7 @@ class StepsOnWorker:
 
     def announce_leaving(self) -> None:
         """Notify the program that this worker is going to end, so that it sends no more calls."""
-        self._send(("leaving",))
+        self._send(Leaving())
 
     def end_stream(self) -> None:
         """Take no further calls, and let the program know at once."""
@@ -322,7 +311,7 @@ class StepsOnWorker:
                 number: {k: [*map(host_array, state)] for k, state in of_number.items()}
                 for number, of_number in states.items()
             }
-            self._send(("leaving", on_host))
+            self._send(Leaving(on_host))
         return is_new
 
     @property
@@ -365,7 +354,7 @@ class StepsOnWorker:
 
     async def _bring(self, key: Any, promise: Promise) -> None:
         # Ask the program, which knows whether the task has failed.
-        asking = self._loop.call_later(0.05, self._send, ("key", key))
+        asking = self._loop.call_later(0.05, self._send, NeedsData(key))
         value: Any
         try:
             value = await self._keys.bring(key)
@@ -413,8 +402,7 @@ class StepsOnWorker:
         number: int,
         promise: Promise,
         inputs: Sequence[Any],
-        structure: bytes,
-        template: Any,
+        arguments: Encoded,
         undo_from: int | None,
         settings: Any,
         name: str,
@@ -439,15 +427,13 @@ class StepsOnWorker:
                     raise ClusterError("the strategy is closed")
                 if undo_log is not None and undo_from is not None:
                     undo_log.begin(number, undo_from)
-                treespec, _ = loaded_structure(structure)
-                picks, leaves = load_sent(template)
-                filling, is_step = (treespec, picks, leaves), name.startswith(STEP)
+                is_step = name.startswith(STEP)
                 # Entering a context that changes nothing takes a while, too.
                 if settings is None:
-                    outcome = call_replica(self._mailbox, slot, number, values, *filling, end, is_step=is_step)
+                    outcome = call_replica(self._mailbox, slot, number, values, arguments, end, is_step=is_step)
                 else:
                     with sent(settings):
-                        outcome = call_replica(self._mailbox, slot, number, values, *filling, end, is_step=is_step)
+                        outcome = call_replica(self._mailbox, slot, number, values, arguments, end, is_step=is_step)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
                 release_frames(error)
@@ -468,16 +454,12 @@ class StepsOnWorker:
         if Failed in map(type, values):
             outcome = next(value for value in values if type(value) is Failed)
         else:
-            function, args = values[0]
             # The call counts as one of the worker's first replica.
             running = call.number, next(iter(self._slots))
             self._running[running] = call.name, time.monotonic(), CallEnd()
             try:
-                if call.settings is None:
-                    outcome = function(values[1:], *args)
-                else:
-                    with sent(call.settings):
-                        outcome = function(values[1:], *args)
+                with contextlib.nullcontext() if call.settings is None else sent(call.settings):
+                    outcome = call_once(call.arguments, *values)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), call.number)
             finally:
@@ -487,12 +469,12 @@ class StepsOnWorker:
     def finish(self, call: WaitingCall, outcome: Any) -> None:
         """Set the result of a call, and send it to the program."""
         call.promise.set(outcome)
-        self._send_outcome(call.number, 0, outcome, SMALL_BYTES)
+        self._send_outcome(call.number, 0, outcome, math.inf if call.name == LOOK else SMALL_BYTES)
 
-    def _send_outcome(self, number: int, replica: int, outcome: Any, most_bytes: int) -> None:
+    def _send_outcome(self, number: int, replica: int, outcome: Any, most_bytes: float) -> None:
         is_wanted = number in self._promises or type(outcome) is Failed
         content = outcome_to_send(outcome, most_bytes) if is_wanted else (None, None)
-        self._send(("done", number, replica, *content))
+        self._send(CallOver(number, replica, *content))
 
     def _send(self, message: Any) -> None:
         self._link.append(message)

@@ -1,50 +1,51 @@
-"""The arguments of calls on replicas as they are sent: references to results, and pickles of the rest."""
+"""Calls as they are sent: a pickle of the arguments that are in the program, and references to the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
-from typing import Any, Final
+from typing import Any
 
 import cloudpickle
-import numpy as np
 
-from daskdist.errors import ArgumentError
 from daskdist.execute.callers.fetch import WithRemoteResults
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_plans import ReplicaPlan
-from daskdist.strategy.steps.calls import LOOP_PREFIX, Call, Record
+from daskdist.strategy.steps.calls import LOOP_PREFIX, Record
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.steps.sending.sent_objects import SentObject
-from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
-from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.placeholders import Placeholders
+from daskdist.strategy.values.per_replica import PerReplica, num_values
+from daskdist.strategy.values.refs import Refs
 
 
 @dataclass(slots=True)
-class ReplicaCall:
-    """A call on replicas as it is sent; calling it sends it again.
+class PreparedCall:
+    """A call as it is sent; calling it sends it again, to given replicas.
 
     Parameters
     ----------
     sender
-        Sends it again to given replicas.
+        The backend; a bound method would be one more object of each step under way.
     function
-        The function.
-    leaves
-        The leaves of the arguments, packed.
-    structure
-        The structure of the arguments, pickled.
+        The function, or its pickle.
+    structure, leaves
+        The structure of the arguments, and the pickle of their leaves, as in `Encoded`.
+    inputs
+        For each argument that is not in the pickle the number of its leaf and one of these: a `Ref` or a `SentObject`;
+        the `Refs` of all replicas; a `PerReplica` of a global batch; a tuple with the `Ref`, the `SentObject` or the
+        pickle for each replica.
     settings
         The settings of the program.
-    kept
-        Futures of what has to stay on the cluster until the call is over.
     name
         The name of the call.
+    worker
+        The worker of a call that is made once.
+    kept
+        Futures of what has to stay on the cluster until the call is over.
+    is_of_replicas
+        Whether each replica makes the call.
     is_step
         Whether it is a call of `run`.
     is_loop
@@ -56,59 +57,39 @@ class ReplicaCall:
         be undone.
     """
 
-    # The backend; a bound method would be one more object of each step under way.
     sender: Any
-    function: SentObject
-    leaves: Sequence[Any]
+    function: SentObject | bytes
     structure: bytes
+    leaves: bytes
+    inputs: Sequence[tuple[int, Any]]
     settings: Any
-    kept: Sequence[Any]
     name: str
-    is_step: bool
-    is_loop: bool
-    takes_results: bool
-    undo_from: int | None
+    worker: str | None = None
+    kept: Sequence[Any] = ()
+    is_of_replicas: bool = False
+    is_step: bool = False
+    is_loop: bool = False
+    takes_results: bool = False
+    undo_from: int | None = None
 
     def __call__(self, group: ReplicaGroup) -> Any:
         return self.sender.send_again(self, group)
 
 
-def objects_in(columns: Sequence[Any], lanes: Sequence[int]) -> list[SentObject]:
-    """Return the objects among the columns of handles that calls of some replicas need."""
-    objects = [column for column in columns if type(column) is SentObject]
-    for column in columns:
-        if type(column) is tuple and SentObject in map(type, column):
-            objects += [column[lane] for lane in lanes if type(column[lane]) is SentObject]
-    return objects
+def objects_of(
+    objects: Sequence[SentObject], columns: Sequence[tuple[int, Any]], lanes: Sequence[Any]
+) -> list[SentObject]:
+    """Return the objects that a worker needs for a call of some of its replicas, besides those of all workers."""
+    parts = [column[lane] for _, column in columns if type(column) is tuple for lane in lanes]
+    return [*objects, *[part for part in parts if type(part) is SentObject]]
 
 
-def needed(columns: Sequence[Any], kept: Sequence[Any]) -> Any:
-    """Return the handles that a call needs: mostly one column, which all steps of a bundle share."""
-    return columns[0] if len(columns) == 1 and not kept and type(columns[0]) in COLUMNS else (*columns, *kept)
-
-
-def wired_arguments(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], list[Any]]:
-    """Return the columns of handles that a call needs, and the arguments of each replica (one object if equal)."""
-    if PerReplica in map(type, packed):
-        placeholders_of = [Placeholders() for _ in range(num_replicas)]
-        args = [
-            _sendable(placeholders.picks, [_template_of_part(placeholders, leaf, lane) for leaf in packed])
-            for lane, placeholders in enumerate(placeholders_of)
-        ]
-        columns = zip_longest(*[placeholders.handles for placeholders in placeholders_of])
-        return list(columns), args
-    placeholders = Placeholders()
-    leaves = [
-        placeholders.add(leaf.handles, leaf.picks) if type(leaf) is PerReplicaRef else _template_of(placeholders, leaf)
-        for leaf in packed
-    ]
-    picks: list[tuple[int, Any]] = placeholders.picks
-    if tuple not in [type(pick) for _, pick in picks]:
-        return placeholders.handles, [_sendable(picks, leaves)] * num_replicas
-    return placeholders.handles, [
-        _sendable([(number, pick[lane] if type(pick) is tuple else pick) for number, pick in picks], leaves)
-        for lane in range(num_replicas)
-    ]
+def size_of_column(leaf: Any) -> int | None:
+    """Return the number of replicas that an input has a value for; None if it has one for all."""
+    kind = type(leaf)
+    if kind is PerReplica:
+        return num_values(leaf)
+    return len(leaf.source.workers) if kind is Refs else len(leaf) if kind is tuple else None
 
 
 def last_reference(record: Record, place: int, error: Exception) -> tuple[Any, ...]:
@@ -123,52 +104,6 @@ def last_reference(record: Record, place: int, error: Exception) -> tuple[Any, .
     except Exception as unpickled:
         # The value was sent, but cannot be unpickled here.
         return "f", Failed(Failure.of(unpickled), None)
-
-
-def as_now(leaf: Any) -> Any:
-    """Return a copy of a packed argument, which later changes of arrays do not reach."""
-    if type(leaf) is PerReplica:
-        return PerReplica(list(map(as_now, leaf.values)))
-    return leaf.copy("K") if isinstance(leaf, np.ndarray) else leaf
-
-
-def _sendable(picks: list[tuple[int, Any]], leaves: list[Any]) -> Any:
-    # Values are pickled now, since they may change later.
-    return pickled_value((picks, leaves), lambda: "run: an argument")
-
-
-# Types of arguments with a handle for each replica.
-COLUMNS: Final = frozenset({tuple, Call})
-
-
-def _template_of(placeholders: Placeholders, leaf: Any) -> Any:
-    return placeholders.add(leaf, ExtractAll()) if type(leaf) is SentObject else placeholders.leaf(leaf)
-
-
-def _template_of_part(placeholders: Placeholders, leaf: Any, lane: int) -> Any:
-    if type(leaf) is PerReplica:
-        return _template_of(placeholders, leaf.values[lane])
-    if type(leaf) is PerReplicaRef:
-        return placeholders.add(leaf.handles[lane], leaf.pick(lane))
-    return _template_of(placeholders, leaf)
-
-
-def pickled_value(value: Any, name: Callable[[], str]) -> bytes:
-    """Return the pickle of a value, whose name is for the error if it does not pickle."""
-    try:
-        pickled = dumps_on_host(value)
-        if b"__main__" not in pickled:
-            return pickled
-    except Exception:
-        # Try again below, with functions by value.
-        pass
-    try:
-        return dumps_on_host(value, by_value=True)
-    except Exception as error:
-        raise ArgumentError(
-            f"{name()} ({type_name(value)}) does not pickle, and so cannot be sent to a worker"
-            f"{describe_unpicklable(value)}: {error}"
-        ) from error
 
 
 @lru_cache(maxsize=256)

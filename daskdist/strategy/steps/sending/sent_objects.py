@@ -21,6 +21,7 @@ from daskdist.core.functions.reach import ModuleUse, NoValue, Reach, is_imported
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference
 from daskdist.execute.messages.pickling import ForDevices, describe_unpicklable, pickle_for_devices, type_name
+from daskdist.strategy.steps.result_layout import made_of
 
 # Smaller arrays are sent with each call.
 _SMALL_ARRAY_BYTES: Final = 2**16
@@ -84,8 +85,8 @@ class SentObjects:
         self._lock = threading.RLock()
         self._objects: OrderedDict[bytes, SentObject] = OrderedDict()
         self._num_bytes = 0
-        # id of a function -> what it refers to and its handle, until the function is freed.
-        self._functions: OrderedDict[int, tuple[Reach, SentObject]] = OrderedDict()
+        # id of a function -> what it refers to, its handle, and what identifies it, until the function is freed.
+        self._functions: OrderedDict[int, tuple[Reach, SentObject, list[Any]]] = OrderedDict()
 
     def clear(self) -> None:
         """Forget all objects."""
@@ -124,11 +125,12 @@ class SentObjects:
         if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.kind != "T":
             with self._lock:
                 return self._kept(_digest(value), lambda: value.copy("K"))
-        if type(value) is FunctionType:
-            return self._function(value, name)
         return self._pickled(value, name)
 
-    def _function(self, value: FunctionType, name: Callable[[], str]) -> SentObject:
+    def of_function(self, value: Any, name: Callable[[], str]) -> SentObject:
+        """Return the handle of a function, as calling this object does."""
+        if type(value) is not FunctionType:
+            return self(value, name)
         # Pickling takes longer than checking that the function is unchanged.
         known = self._functions.get(id(value))
         if known is not None and known[0].is_current(value):
@@ -143,10 +145,15 @@ class SentObjects:
                 # Keep what it refers to alive, so that ids stay unique.
                 if id(value) not in self._functions:
                     weakref.finalize(value, self._functions.pop, id(value), None).atexit = False
-                self._functions[id(value)] = reach, sent_object
+                self._functions[id(value)] = reach, sent_object, made_of(value)
                 if len(self._functions) > _MOST_KEPT:
                     self._functions.popitem(last=False)
             return sent_object
+
+    def parts_of(self, function: Any) -> list[Any]:
+        """Return what identifies a function that was just sent; see `made_of`."""
+        known = self._functions.get(id(function))
+        return made_of(function) if known is None else known[2]
 
     def _pickled(self, value: Any, name: Callable[[], str]) -> SentObject:
         try:
