@@ -30,8 +30,8 @@ class ResultSource(Protocol):
         """The workers that results depend on: their addresses, or the object that knows them; empty in this process."""
         ...
 
-    def can_use(self, value: Any) -> bool:
-        """Return whether calls accept an asynchronous value that is not in this process yet."""
+    def usable(self, value: Any) -> Any:
+        """Return the reference of an asynchronous value, if it has one that calls accept; None otherwise."""
         ...
 
     def results(self, refs: Sequence[Any]) -> list[Any]:
@@ -49,6 +49,11 @@ class ResultSource(Protocol):
         """Call a function of values where one of them is, and return the reference of the result.
 
         If its worker is lost, the call is made again.
+
+        Raises
+        ------
+        ArgumentError
+            The function or an argument does not pickle.
         """
         ...
 
@@ -270,10 +275,6 @@ class Backend(Protocol):
         """Wait for the results of a call on replicas; return the structure of each, and which leaves are None."""
         ...
 
-    def wait(self, handles: Sequence[Handle]) -> None:
-        """Wait until calls have finished or failed."""
-        ...
-
     def finish(self, *, raises_all: bool = False) -> None:
         """Wait until all calls have finished.
 
@@ -301,7 +302,7 @@ class Backend(Protocol):
         """
         ...
 
-    def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
+    def cut_for(self, leaf: Any, group: ReplicaGroup) -> None:
         """Split the global batch of a leaf for replicas, if it was split for another number of them."""
         ...
 

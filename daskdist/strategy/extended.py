@@ -355,8 +355,7 @@ class StrategyExtended:
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
         arguments = [sent[number] for number in numbers], device
-        backend = internals_of(strategy).backend
-        call = internals_of(strategy).logged(lambda _: backend.call(put, arguments, worker=worker, name="broadcast"))
+        call = internals_of(strategy).call(put, arguments, worker, "broadcast")
         for number, leaf in zip(numbers, internals_of(strategy).returned.leaves(call, len(numbers)), strict=True):
             sent[number] = leaf
         return sent

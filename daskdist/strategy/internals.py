@@ -105,6 +105,9 @@ class StrategyInternals:
         if live_workers.has_lost or live_workers.in_doubt:
             live_workers.in_doubt = True
             self.group.recover(self._align)
+        elif self.group.is_recovering:
+            # Another thread may do it.
+            self.group.recover(self._align)
 
     def take_replacements(self) -> None:
         """Give replicas to workers that can take the places of lost ones, or further ones, before a pass."""
@@ -159,9 +162,11 @@ class StrategyInternals:
             time.sleep(within_s)
         return False
 
-    def replicas_left(self) -> tuple[Replica, ...]:
-        """Return the replicas, without those that are known to be lost."""
+    def replicas_left(self, *, after_error: bool = False) -> tuple[Replica, ...]:
+        """Return the replicas, without those that are known to be lost; after an error also if the scheduler is."""
         self.recover_soon()
+        if after_error:
+            self.recover()
         return self.group.now.replicas
 
     def raise_unobserved(self) -> None:
@@ -237,7 +242,7 @@ class StrategyInternals:
             It is called on a replica or in the scope of another strategy.
         """
         if current_context.get() is None or is_free_for(self._strategy()):
-            if self.backend.live_workers.in_doubt:
+            if self.backend.live_workers.in_doubt or self.group.is_recovering:
                 self.recover()
             return
         replica = current_replica()
@@ -317,7 +322,7 @@ class StrategyInternals:
             # Continue now without the workers that are going to leave, but not if arguments have a value for each of
             # the present replicas.
             live_workers.in_doubt = True
-        if batches and (live_workers.has_lost or live_workers.in_doubt):
+        if batches and (live_workers.has_lost or live_workers.in_doubt or self.group.is_recovering):
             self.recover_soon()
         elif live_workers.in_doubt:
             self.recover()
@@ -351,6 +356,12 @@ class StrategyInternals:
             if self.group.now is group:
                 raise
             return self.logged(make)
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], worker: str | None, name: str) -> Any:
+        """Make a call once as `Backend.call` does, also if the scheduler is lost before it is sent."""
+        calls = list[Any]()
+        self._with_those_left(lambda: calls.append(self.backend.call(function, args, worker=worker, name=name)))
+        return calls[-1]
 
     def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
         """Call a function that returns a list of ``num_leaves`` leaves on each replica; return each leaf's values."""

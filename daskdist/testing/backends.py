@@ -133,12 +133,10 @@ class BackendLaws:
 
     def test_calls_that_are_waited_for_are_over(self) -> None:
         with _Program(self) as program:
-            call = program.run(_note, _new_key(), 0, 0.05)
-            program.backend.wait(list(call))
-            check(all(map(program.backend.is_done, call)), "after wait")
-            later = program.run(_note, _new_key(), 0, 0.05)
-            program.backend.finish()
-            check(all(map(program.backend.is_done, later)), "after finish")
+            for wait in (program.backend.wait_for_step, lambda call: program.backend.finish()):
+                call = program.run(_note, _new_key(), 0, 0.05)
+                wait(call)
+                check(all(map(program.backend.is_done, call)), "after waiting")
 
     def test_a_failure_is_raised_when_it_is_read(self) -> None:
         for look in ("results", "wait_for_step"):
@@ -172,7 +170,7 @@ class BackendLaws:
 
                 def drop_and_ask(program: _Program = program, ask: str = ask) -> Sequence[Handle]:
                     # The call has ended, its results were not read, and its handles are dropped.
-                    program.backend.wait(list(program.run(_fail, "no such label")))
+                    program.wait_until_over(program.run(_fail, "no such label"))
                     getattr(program.backend, ask)()
                     return ()
 
@@ -308,6 +306,12 @@ class _Program:
     def run(self, fn: Callable[..., Any], *args: Any) -> Sequence[Handle]:
         leaves, treespec = flattened((args, {}), _LEAVES)
         return self.backend.call_replicas("run", fn, leaves, treespec, self.group)
+
+    def wait_until_over(self, handles: Sequence[Handle]) -> None:
+        until = time.monotonic() + _SOON_S
+        while not all(map(self.backend.is_done, handles)):
+            check(time.monotonic() < until, "a call does not end")
+            time.sleep(0.005)
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
         results = self.backend.results(list(handles))

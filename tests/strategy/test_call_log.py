@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from dataclasses import replace
 
 from daskdist.errors import ClusterError
 from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.group import Replica, ReplicaGroup
+from daskdist.strategy.replica.current_group import CurrentGroup
 from daskdist.strategy.steps.calls import Call, Record, note_lost
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.recovery.call_log import CallLog
@@ -73,3 +77,37 @@ def test_a_lost_worker_was_making_one_of_the_first_two_calls_of_each_of_its_repl
     # A reduction is counted if nothing else is made.
     note_lost([reduction], "lost")
     assert reduction.lost == ("lost",)
+
+
+def test_other_threads_wait_for_a_recovery_that_is_under_way():
+    begun, gate, order = threading.Event(), threading.Event(), []
+    first = ReplicaGroup("token", (Replica("a", "CPU:0"), Replica("b", "CPU:0")))
+    left = replace(first, replicas=first.replicas[:1])
+
+    class Recovery:
+        in_doubt = True
+
+        def recover(self, group):
+            begun.set()
+            assert gate.wait(20)
+            self.in_doubt = False
+            return left
+
+    current = CurrentGroup(first, Recovery())
+
+    def recover(name):
+        current.recover(lambda some_remain: None)
+        order.append((name, current.now is left))
+
+    threads = [threading.Thread(target=recover, args=(name,)) for name in "ab"]
+    threads[0].start()
+    assert begun.wait(20)
+    assert current.is_recovering
+    threads[1].start()
+    threads[1].join(0.05)
+    assert order == []
+    gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(order) == [("a", True), ("b", True)]
+    assert not current.is_recovering

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import re
 import threading
 import time
 
@@ -81,8 +82,8 @@ def test_steps_are_no_tasks_of_the_scheduler(on_cluster, client):
         assert float(actual) == sum(range(8, 31 * 8))
     assert keys
     assert not [key for key in keys if key.startswith(("run-", "reduce", "apply"))]
-    # The other calls are one reduction for each step, and the sum of the results.
-    assert epoch.explain().endswith("epoch: 30 steps and 60 other calls\n  waited nowhere")
+    # The other calls are a reduction for each step, and additions of what has not arrived by then.
+    assert re.search(r"epoch: 30 steps and [3-6]\d other calls\n  waited nowhere$", epoch.explain())
 
 
 @pytest.mark.cluster
@@ -124,7 +125,7 @@ def test_explain_reports_reads_of_values(on_cluster):
     on_cluster.local_results(on_cluster.run(plus_one, args=(floats(1, 2),)))
     assert until(floats(0, 0), 5) == 3
     first, *waits = until.explain().splitlines()
-    assert first.endswith("until: 3 steps and 6 other calls")
+    assert re.search("until: 3 steps and [3-6] other calls$", first)
     assert len(waits) == 3
     assert all("waited because a result was looked at, in test_function.py, line" in line for line in waits)
 

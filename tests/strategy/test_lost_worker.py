@@ -170,3 +170,40 @@ def test_a_task_that_a_worker_forgot_is_begun_again_after_a_loss():
         gate.set()
         assert first.result(timeout=60)
         assert second.result(timeout=60) == 2
+
+
+@pytest.mark.cluster
+def test_arithmetic_that_a_lost_worker_was_to_do_is_done_by_another(own_client):
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        loss = strategy.reduce("SUM", strategy.run(float, args=(3,)), axis=None)
+        # Wait for the loss without looking at it.
+        strategy.local_results(strategy.run(float, args=(loss,)))
+        pid = own_client.run(os.getpid)[strategy.workers[0]]
+        os.kill(pid, signal.SIGSTOP)
+        total = loss
+        for _ in range(2_000):
+            total = total + 1
+        larger = total > loss
+        os.kill(pid, signal.SIGKILL)
+        assert float(total) == 2_006
+        assert bool(larger)
+        assert float(loss * 2) == 12
+
+
+@pytest.mark.cluster
+def test_an_operation_on_what_a_lost_worker_had_does_not_keep_later_steps(own_client):
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        old = strategy.run(lambda: np.ones(2**15)).values[0]
+        strategy.local_results(strategy.run(len, args=(old,)))
+        log, totals = internals_of(strategy).backend._log, []
+        for number, batch in enumerate(strategy.distribute_dataset(Dataset.range(400).batch(8))):
+            totals.append(strategy.reduce("SUM", strategy.run(np.sum, args=(batch,)), axis=None))
+            if number == 5:
+                pid = own_client.run(os.getpid)[old.worker]
+                os.kill(pid, signal.SIGKILL)
+            if number == 20:
+                with pytest.raises(errors.ClusterError, match="create it again"):
+                    float((old * 2)[0])
+        assert sum(map(int, totals)) == sum(range(400))
+        log.rest()
+        assert len(log._steps) <= 1

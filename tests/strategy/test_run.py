@@ -346,11 +346,12 @@ def test_a_value_of_another_cluster_is_refused(on_cluster):
         daskdist.MultiWorkerMirroredStrategy(client) as stranger,
     ):
         value = on_cluster.run(abs, args=(floats(-1, 2),))
+        large = on_cluster.run(lambda: np.zeros(2**15))
         for use in (
             lambda: stranger.run(abs, args=(value,)),
             lambda: stranger.reduce("SUM", value, axis=None),
             lambda: stranger.gather(value, axis=0),
-            lambda: stranger.run(abs, args=(value.values[0] + 1,)),
+            lambda: stranger.run(abs, args=(large.values[0] + 1,)),
             lambda: mirrored(2).run(abs, args=(value,)),
         ):
             with pytest.raises(errors.ArgumentError, match="belongs to a strategy on another cluster"):

@@ -327,3 +327,92 @@ def test_an_array_that_all_replicas_return_unchanged_is_one():
     assert isinstance(result["new"], PerReplica)
     array[:] = 9
     assert result["same"].tolist() == [0, 1, 2]
+
+
+def large_and_small(on_cluster):
+    """Return an asynchronous array that stays on its worker, and a number that has not been looked at."""
+    values = on_cluster.run(lambda: (np.full(2**15, 2.0), 3.0))
+    return values[0].values[0], values[1].values[1]
+
+
+@pytest.mark.cluster
+def test_functions_cannot_change_results_of_arithmetic(on_cluster):
+    large, _ = large_and_small(on_cluster)
+    for value in (large * 2, large[:3]):
+        with pytest.raises(ValueError, match="read-only"):
+            on_cluster.local_results(on_cluster.run(lambda x: x.fill(-1), args=(value,)))
+    assert float(large[0]) == 2
+
+
+@pytest.mark.cluster
+def test_an_operation_in_place_is_refused(on_cluster):
+    large, _ = large_and_small(on_cluster)
+    with pytest.raises(TypeError):
+        np.add.at(large, [0], 1)
+    assert float(large[0]) == 2
+
+
+@pytest.mark.cluster
+def test_values_inside_nests_are_looked_at(on_cluster):
+    large, small = large_and_small(on_cluster)
+    (first, number), (second, _) = on_cluster.local_results(PerReplica([(large, 1), (small, 2)]))
+    assert (type(first), number, second) == (np.ndarray, 1, 3)
+
+
+@pytest.mark.cluster
+def test_arithmetic_with_a_variable(on_cluster):
+    _, small = large_and_small(on_cluster)
+    with on_cluster.scope():
+        factor = daskdist.Variable(2.0)
+    assert (float(small * factor), float(factor * small), float(small + factor)) == (6, 6, 5)
+
+
+class WithLock:
+    """An operand that cannot be sent to a worker."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __radd__(self, other):
+        return float(other) + 1
+
+
+@pytest.mark.cluster
+def test_operands_that_do_not_pickle_are_used_here(on_cluster):
+    large, small = large_and_small(on_cluster)
+    assert float(small + WithLock()) == 4
+    assert float(np.frompyfunc(lambda x: x * 2, 1, 1)(large)[0]) == 4
+    with pytest.raises(errors.ArgumentError, match="PerReplica"):
+        large + PerReplica([1, 2])
+
+
+@pytest.mark.cluster
+def test_arithmetic_with_numbers_that_have_arrived_needs_no_cluster(client):
+    with daskdist.MultiWorkerMirroredStrategy(client.scheduler.address) as strategy:
+        total = strategy.reduce("SUM", strategy.run(float, args=(3,)), axis=None)
+        assert float(total) == 6
+    assert float(total * 2) == 12
+
+
+@pytest.mark.cluster
+def test_arithmetic_with_values_of_several_sources(on_cluster):
+    large, small = large_and_small(on_cluster)
+    kept = large.persist()
+    assert [float((one + other)[0]) for one, other in ((kept, large), (large, kept), (kept, small))] == [4, 4, 5]
+    other = daskdist.MultiWorkerMirroredStrategy(on_cluster.client)
+    with other:
+        assert float((large + other.run(lambda: np.full(2**15, 5.0)).values[0])[0]) == 7
+
+
+@pytest.mark.cluster
+def test_user_code_in_arithmetic_does_not_run_in_the_event_loop(on_cluster):
+    _, small = large_and_small(on_cluster)
+    names = [(small + WithThread()).result() for _ in range(3)]
+    assert "MainThread" not in names
+
+
+class WithThread:
+    """An operand whose sum with another is the name of the thread that adds them."""
+
+    def __radd__(self, other):
+        return threading.current_thread().name

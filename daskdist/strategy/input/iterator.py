@@ -71,7 +71,7 @@ class DistributedIterator(Advised):
         options: InputOptions,
         devices: Sequence[Device] = (),
         drops_uneven: bool = False,
-        replicas: Callable[[], Sequence[Replica]] | None = None,
+        replicas: Callable[..., Sequence[Replica]] | None = None,
         follow: Callable[[], tuple[PassSource, Callable[[Any], Any] | None, Any]] | None = None,
         call_maps: Callable[[Any], Any] | None = None,
         copy_stats: Callable[[], CopyStats | None] | None = None,
@@ -138,7 +138,7 @@ class DistributedIterator(Advised):
         # True if a bundle was begun since the last check for room.
         self._has_begun_bundle = False
         self._row_bytes = spec.row_bytes
-        # Ends the caller's threads when the iterator is closed or garbage collected.
+        # Ends the caller's threads when it is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
     def _open(self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], *, is_resumed: bool = False) -> None:
@@ -238,8 +238,8 @@ class DistributedIterator(Advised):
                 self._interrupted_at = before
                 raise
 
-    def _has_changed(self) -> bool:
-        return self._replicas_left is not None and self._replicas_left() is not self._replicas
+    def _has_changed(self, **when: bool) -> bool:
+        return self._replicas_left is not None and self._replicas_left(**when) is not self._replicas
 
     def _numbers(self) -> tuple[HandedOut, int, frozenset[int]]:
         handed_out = self._feeds.handed_out() if self._host_steps is None else self._handed_out
@@ -302,7 +302,8 @@ class DistributedIterator(Advised):
                     raise
                 return self._next()
             # The rest of the pass lacks a step that was taken.
-            if isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken and self._has_changed():
+            is_of_step = isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken
+            if is_of_step and self._has_changed(after_error=True):
                 # A worker was lost while its data was waited for.
                 return self._next(error)
             # Keep no reference to the error: its traceback refers to this iterator.
@@ -498,9 +499,8 @@ class DistributedIterator(Advised):
                 break
         else:
             return
-        lanes = [lane for lane, _ in places]
-        refs = [lane.ref for lane in lanes]
-        new = [(lane, ref) for lane in lanes if (ref := lane.ref) and not ref.is_kept and ref not in self._refs]
+        refs = [lane.ref for lane, _ in places]
+        new = [(lane, ref) for lane, _ in places if (ref := lane.ref) and not ref.is_kept and ref not in self._refs]
         self._refs = refs
         futures = tuple([None if ref is None else ref.handle for ref in refs])
         self._results = TaskResults(futures, tuple([None if ref is None else ref.worker for ref in refs]))

@@ -36,8 +36,8 @@ class InternalsContract(Protocol):
         """Return the part that `ReplicaContext.merge_call` uses."""
         ...
 
-    def replicas_left(self) -> tuple[Replica, ...]:
-        """Return the replicas, without those that are known to be lost."""
+    def replicas_left(self, *, after_error: bool = False) -> tuple[Replica, ...]:
+        """Return the replicas, without those that are known to be lost; after an error also if the scheduler is."""
         ...
 
     def finish(self, *, raises_all: bool = False) -> None:

@@ -25,9 +25,9 @@ class CurrentGroup:
         # True once replicas were lost or added.
         self.has_changed = False
         self._lost: tuple[str | None, ...] = ()
-        # The flag prevents re-entry, as recovery itself calls replicas.
+        # The flag prevents re-entry, as recovery itself calls replicas; other threads then wait for the lock.
         self._lock = threading.RLock()
-        self._is_recovering = False
+        self.is_recovering = False
 
     def recover(self, align: Callable[[bool], None]) -> None:
         """Continue with the remaining replicas if some are lost.
@@ -39,9 +39,9 @@ class CurrentGroup:
             any of the earlier ones.
         """
         with self._lock:
-            if self._is_recovering or not self._recovery.in_doubt:
+            if self.is_recovering or not self._recovery.in_doubt:
                 return
-            self._is_recovering = True
+            self.is_recovering = True
             try:
                 failed: Exception | None = None
                 while (group := self._recovery.recover(self.now)) is not self.now:
@@ -55,7 +55,7 @@ class CurrentGroup:
                 if failed is not None:
                     raise failed
             finally:
-                self._is_recovering = False
+                self.is_recovering = False
 
     def grow(self) -> bool:
         """Continue with further replicas on workers that take the places of lost ones; return whether there are any."""

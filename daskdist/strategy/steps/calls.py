@@ -8,15 +8,19 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from distributed import Future
 
-from daskdist.errors import ClusterError
+from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker
 from daskdist.strategy.values.refs import Ref, TaskResults
 
+# Errors of calls that need a lost worker.
+LOST: Final = (ClusterError, CollectiveError)
 # The prefix of the names of calls without a time limit: loops over distributed datasets.
 LOOP_PREFIX: Final = "loop-"
 # The name of calls that return values to the program, however large these are.
 LOOK: Final = "look"
+# The name of operations on values; an error of one that nobody reads is not raised elsewhere.
+APPLY: Final = "apply"
 
 # A call that a replica is making: the replica, the name, the seconds so far, and what it did last with the seconds
 # since, if that is known.
@@ -60,6 +64,10 @@ class Record:
         Whether each replica makes the call.
     takes_results
         Whether each replica is given its own result of an earlier call in it.
+    again
+        What makes a call again, that is made once, if its worker is lost before it is over; None otherwise.
+    is_of_tasks
+        Whether all its inputs are results of tasks, so that it can be made again also when it is over.
     """
 
     __slots__ = (
@@ -67,6 +75,7 @@ class Record:
         "has_failed",
         "is_dropped",
         "is_of_replicas",
+        "is_of_tasks",
         "is_step",
         "losses",
         "lost",
@@ -91,6 +100,8 @@ class Record:
         is_step: bool = False,
         is_of_replicas: bool = False,
         takes_results: bool = False,
+        again: Any = None,
+        is_of_tasks: bool = False,
     ) -> None:
         self.number = number
         self.workers = workers
@@ -99,6 +110,8 @@ class Record:
         self.is_step = is_step
         self.is_of_replicas = is_of_replicas
         self.takes_results = takes_results
+        self.again = again
+        self.is_of_tasks = is_of_tasks
         # The structure number and outcome of each result; None until the call has finished. The list becomes a tuple in
         # the end, as the garbage collector does not examine tuples of plain values.
         self.outcomes: Any = [None] * len(workers)
@@ -114,8 +127,6 @@ class Record:
         # The workers that were lost while they were making it, and those of earlier attempts.
         self.lost: tuple[str, ...] = ()
         self.losses = _NO_LOSSES
-        # A function that makes the call again on another worker, if all its inputs are results of tasks.
-        self.again: Callable[[], Call] | None = None
 
     @property
     def holders(self) -> set[str]:
@@ -186,6 +197,41 @@ class Call(Sequence[Ref]):
         except AttributeError:
             # An interrupt ended `__init__`.
             return
+
+
+def lost_calls(calls: Iterable[Any], is_there: Callable[[str, int], bool]) -> list[Call]:
+    """Return the calls that have to be made again on other workers, with those that they need, in their order.
+
+    There are none if the workers of all of them are there, as they would fail again.
+
+    Parameters
+    ----------
+    calls
+        Calls; those that were made once, and are not over or have no result here, can be made again.
+    is_there
+        Returns whether the worker to which a call was sent, by its number, is still there.
+    """
+
+    def is_gone(call: Call) -> bool:
+        return not is_there(call.record.workers[0], call.record.number)
+
+    def is_lost(call: Any) -> bool:
+        if type(call) is not Call or call.record.again is None:
+            return False
+        _, payload = call.record.outcomes[0] or (None, None)
+        if type(payload) is Failed:
+            return is_gone(call) or isinstance(payload.failure.error(), LOST)
+        return type(payload) is StaysOnWorker and is_gone(call)
+
+    lost: dict[Call, None] = {}
+    waiting = list(calls)
+    while waiting:
+        call = waiting.pop()
+        if call not in lost and is_lost(call):
+            lost[call] = None
+            waiting += [leaf.source for _, leaf in call.record.again.inputs if type(leaf) is Ref]
+    # What a call needs has a lower number.
+    return sorted(lost, key=lambda call: call.record.number) if any(map(is_gone, lost)) else []
 
 
 def note_lost(records: Iterable[Record], worker: str) -> None:

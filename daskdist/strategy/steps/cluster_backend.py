@@ -28,18 +28,19 @@ from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.placement.replacements import Replacements
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.call_messages import EndCall, MakeCall
-from daskdist.strategy.steps.calls import LOOK, Call
+from daskdist.strategy.steps.call_results import CallResults, is_over
+from daskdist.strategy.steps.calls import APPLY, LOOK, Call
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
+from daskdist.strategy.steps.outcomes import StaysOnWorker
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
-from daskdist.strategy.steps.recovery.call_log import LOST, CallLog
+from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
 from daskdist.strategy.steps.recovery.resplit import resplit
 from daskdist.strategy.steps.recovery.scheduler_recovery import SchedulerRecovery
 from daskdist.strategy.steps.remote.on_scheduler import note_in_use
 from daskdist.strategy.steps.remote.program_report import ProgramReport
 from daskdist.strategy.steps.remote.replica_call import CrossReplica
-from daskdist.strategy.steps.remote.worker_streams import install, result_in_memory
+from daskdist.strategy.steps.remote.worker_streams import install
 from daskdist.strategy.steps.sending.call_arguments import (
     PreparedCall,
     is_plan,
@@ -52,21 +53,19 @@ from daskdist.strategy.steps.sending.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.encoding import SteadyFunction, called_on_host, encoded, look, operation, pickled_value
-from daskdist.strategy.values.flat import loaded_structure, pickled_structure
+from daskdist.strategy.values.encoding import SteadyFunction, encoded, pickled_value
+from daskdist.strategy.values.flat import pickled_structure
 from daskdist.strategy.values.per_replica import PerReplica, follow_batch, values_read_later
 from daskdist.strategy.values.refs import Ref, Refs, TaskResults
 
 _T = TypeVar("_T")
 
 logger: Final = logging.getLogger("daskdist")
-# The time to wait for a step's other replicas once one has failed.
-_SOON_S: Final = 0.5
 # The types of packed arguments that are not part of the pickle of a call.
 _INPUTS: Final = frozenset({Ref, SentObject})
 
 
-class ClusterBackend:
+class ClusterBackend(CallResults):
     """Calls on the replicas and workers of a cluster.
 
     Parameters
@@ -95,19 +94,14 @@ class ClusterBackend:
     ) -> None:
         self.client = client
         self.cross_replica = cross_replica
-        self.live_workers = live_workers
         self.futures = submit.futures
         self._log = CallLog()
-        self.streams = StreamSet(client, live_workers, weakref.ref(self._log))
-        self.objects = SentObjects(self.streams.dropped_objects)
-        self._submit = submit
+        streams = StreamSet(client, live_workers, weakref.ref(self._log))
+        super().__init__(streams, RepeatedCalls(streams, self._log), submit)
+        self.objects = SentObjects(streams.dropped_objects)
         # Functions that do not change -> what workers have of them.
         self._sent_once: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
-        self._token = ""
-        self.repetition = RepeatedCalls(self.streams, self._log)
-        self.recovery = SchedulerRecovery(
-            self.streams, submit, self.objects, cross_replica, replacements, self.repetition
-        )
+        self.recovery = SchedulerRecovery(streams, submit, self.objects, cross_replica, replacements, self.repetition)
 
     # --- calls ---
 
@@ -171,12 +165,7 @@ class ClusterBackend:
         return self._send(self._prepared_call(function, args, {}, worker, name), None)
 
     def _prepared_call(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        worker: str | None,
-        name: str,
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], worker: str | None, name: str
     ) -> PreparedCall:
         structure, leaves, inputs = encoded(args, kwargs, self, name)
         sent: Any = self._sent_once.get(function) if isinstance(function, SteadyFunction) else None
@@ -188,10 +177,7 @@ class ClusterBackend:
 
     def applied(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
         """Call a function of values on the worker of one of them; see `ResultSource`."""
-        if isinstance(function, np.ufunc) and not kwargs:
-            prepared = self._prepared_call(operation(function), args, {}, None, "apply")
-        else:
-            prepared = self._prepared_call(called_on_host, (function, *args), kwargs, None, "apply")
+        prepared = self._prepared_call(function, args, kwargs, None, APPLY)
         return Ref(self.attempt(lambda: self.logged(prepared)), 0)
 
     def send_again(self, prepared: PreparedCall, group: ReplicaGroup) -> Call:
@@ -233,8 +219,13 @@ class ClusterBackend:
                 source = column.source
                 if kind is Refs:
                     sizes.add(len(source.workers))
-                elif type(source) is Call and column.place >= len(source.record.workers):
-                    source.outcome(column.place)
+                elif type(source) is Call:
+                    if column.place >= len(source.record.workers):
+                        source.outcome(column.place)
+                    if source.record.has_failed:
+                        self._made_on_another([column])
+                    if source.record.num_left < len(source.record.outcomes):
+                        self._check_there(column)
                 if source not in sources:
                     sources.append(source)
         with streams.lock:
@@ -260,6 +251,8 @@ class ClusterBackend:
                     is_step=prepared.is_step,
                     is_of_replicas=of_replicas,
                     takes_results=prepared.takes_results,
+                    again=None if of_replicas else prepared,
+                    is_of_tasks=bool(sources) and {*map(type, sources)} == {TaskResults},
                 )
                 reference = ("p", function) if isinstance(function, bytes) else ("o", function.number)
                 about = call.record.number, reference, prepared.structure, prepared.leaves
@@ -274,29 +267,40 @@ class ClusterBackend:
                 # Some workers may have received a part of the call.
                 streams.close()
                 raise
-        if not of_replicas and sources and {*map(type, sources)} == {TaskResults}:
-            call.record.again = partial(self._send, prepared, None)
-        if (capture := current_capture()) is not None:
+        if prepared.name != LOOK and (capture := current_capture()) is not None:
             capture.add(self, is_step=prepared.is_step)
         streams.flush()
         return call
+
+    def _check_there(self, ref: Ref) -> None:
+        # Otherwise the call would fail, and stay in the log as one that needs a lost worker.
+        record = ref.source.record
+        _, payload = record.outcomes[ref.place] or (None, None)
+        if type(payload) is StaysOnWorker and not self.streams.is_there(record.workers[ref.place], record.number):
+            self.streams.check_open(())
+            raise self.streams.lost_with(record.workers[ref.place])
 
     def _worker_for(self, prepared: PreparedCall) -> str:
         # If the stream breaks from here on, the call fails with it, as that takes the streams' lock.
         streams, worker = self.streams, prepared.worker
         if worker is not None and streams.is_open(worker):
             return worker
-        present = self.live_workers.present
-        wanted = [*[leaf.worker for _, leaf in prepared.inputs if type(leaf) is Ref], *present]
-        if (worker := next((worker for worker in wanted if worker and streams.is_open(worker)), None)) is None:
+        present, leaving = self.live_workers.present, self.live_workers.leaving
+        for _, leaf in prepared.inputs:
+            worker = leaf.worker if type(leaf) is Ref else None
+            if worker in present and worker not in leaving and streams.is_open(worker):
+                return worker
+        there = sorted(filter(streams.is_open, present), key=leaving.__contains__)
+        if not there:
             streams.check_open(present)
-        return worker or present[0]
+        return there[0] if there else present[0]
 
-    def can_use(self, value: AsyncValue) -> bool:
-        """Return whether calls accept a value: one of this strategy, or the result of a task on its cluster."""
-        if value.caller is self:
-            return value.ref is not None
-        return value.ref is not None and type(value.ref.source) is TaskResults and value.caller.client is self.client
+    def usable(self, value: AsyncValue) -> Ref | None:
+        """Return the reference of a value of this strategy, or of the result of a task on its cluster."""
+        # Another thread may read the value meanwhile.
+        ref = value.ref
+        is_of_task = ref is not None and type(ref.source) is TaskResults and value.caller.client is self.client
+        return ref if value.caller is self or is_of_task else None
 
     # --- calls that are made again ---
 
@@ -324,11 +328,11 @@ class ClusterBackend:
                 leaf.flags.writeable = False
             return leaf
         if type(leaf) is AsyncValue:
-            return leaf.ref if self.can_use(leaf) else self._packed(leaf.result(), name, *args)
+            return self.usable(leaf) or self._packed(leaf.result(), name, *args)
         if is_on_device(leaf):
             # Device arrays are sent from the host; each replica copies them to its own device.
             return self._packed(host_array(leaf), name, *args)
-        return self.objects(leaf, partial(name, *args))
+        return self.objects.of_function(leaf, partial(name, *args))
 
     def _column(self, leaf: PerReplica, name: Callable[..., str], *args: Any) -> Any:
         # Return the values of replicas as they are sent: as in `PreparedCall.inputs`.
@@ -341,161 +345,6 @@ class ClusterBackend:
         return tuple(
             [part if type(part) in _INPUTS else pickled_value(part, lambda: "run: an argument") for part in parts]
         )
-
-    # --- results ---
-
-    def results(self, refs: Sequence[Ref]) -> list[Any]:
-        """Wait for several values and return them; see `ResultSource`."""
-        while True:
-            number, looks = self.repetition.num_made_again, list[Call]()
-            try:
-                return self._results(refs, looks)
-            except LOST:
-                if not (self._made_on_another(refs, looks) or self.repetition.made_again_since(number)):
-                    raise
-
-    def _results(self, refs: Sequence[Ref], looks: list[Call]) -> list[Any]:
-        calls = list[Call]()
-        for ref in refs:
-            if type(ref.source) is Call:
-                calls.append(ref.source)
-        self._wait_for(calls)
-        # What stays on a worker is looked at by one call there.
-        there: dict[str | None, list[int]] = {}
-        results: list[Any] = [None] * len(refs)
-        for index, ref in enumerate(refs):
-            if type(ref.source) is Call:
-                if (outcome := ref.source.outcome(ref.place)) is None:
-                    # Another thread has made the call again meanwhile.
-                    return self._results(refs, looks)
-                if type(outcome[1]) is not StaysOnWorker:
-                    results[index] = ref.pick(received_outcome(*outcome))
-                    continue
-                if not self.streams.is_there(ref.source.workers[ref.place], ref.source.record.number):
-                    self.streams.check_open(())
-                    raise self.streams.lost_with(ref.source.workers[ref.place])
-            there.setdefault(ref.worker, []).append(index)
-        for worker, indices in there.items():
-            looks.append(self.call(look, tuple([refs[index] for index in indices]), worker=worker, name=LOOK))
-        if looks:
-            self._wait_for(looks)
-            for call, indices in zip(looks, there.values(), strict=True):
-                for index, value in zip(indices, received_outcome(*call.outcome(0)), strict=True):
-                    results[index] = value
-        return results
-
-    def _made_on_another(self, refs: Sequence[Ref], looks: Sequence[Call]) -> bool:
-        # Make calls again that only use results of tasks, if their workers are lost: Dask computes lost results again.
-        def is_lost(call: Call) -> bool:
-            record = call.record
-            return record.again is not None and not self.streams.is_there(record.workers[0], record.number)
-
-        if self.streams.lost() == list(self.live_workers.present):
-            return False
-        lost = [call for call in dict.fromkeys(ref.source for ref in refs) if type(call) is Call and is_lost(call)]
-        for call in lost:
-            if (again := call.record.again) is not None:
-                call.become(again())
-        return bool(lost) or any(map(is_lost, looks))
-
-    def attempt(self, read: Callable[[], _T]) -> _T:
-        """Call a function that waits for results; call it again if calls are made again; see `ResultSource`."""
-        while True:
-            number = self.repetition.num_made_again
-            try:
-                return read()
-            except LOST:
-                if not self.repetition.made_again_since(number):
-                    raise
-
-    def wait(self, handles: Sequence[Handle]) -> None:
-        """Wait until calls have ended, successfully or not."""
-        self._note_wait(handles, "a result was waited for")
-        self.streams.wait(lambda: all(map(self.is_done, handles)))
-        self.streams.raise_unobserved()
-
-    def wait_for_step(self, handles: Sequence[Handle], reason: str = "a result was looked at") -> None:
-        """Wait for the calls of one step; raise the error of one of them as soon as it is known."""
-        self._wait_for(list(dict.fromkeys(ref.source for ref in handles)), reason)
-
-    def _wait_for(self, calls: Sequence[Call], reason: str = "a result was looked at") -> None:
-        # Wait for calls, on all replicas; raise the error of one of them as soon as it is known.
-        def are_over() -> bool:
-            for call in calls:
-                record = call.record
-                if record.num_left and not record.has_failed:
-                    return False
-            return True
-
-        streams = self.streams
-        if not are_over():
-            if (capture := current_capture()) is not None:
-                capture.note_wait(reason)
-            streams.wait(are_over)
-        has_failed = False
-        for call in calls:
-            has_failed |= call.record.has_failed
-        if has_failed:
-            # Other failures follow soon, if at all. Raise the first in order, but prefer a replica's own error to one
-            # about a missing replica.
-            streams.wait(lambda: not any(call.record.num_left for call in calls), _SOON_S)
-            with streams.lock:
-                outcomes = [outcome for call in calls for outcome in call.record.outcomes if outcome is not None]
-                failures = [failed for _, failed in outcomes if type(failed) is Failed]
-                failures.sort(key=lambda failure: failure.is_of_others)
-                for call in calls:
-                    # Later errors of the step are not raised separately.
-                    call.record.reported_with = failures[0].origin
-            streams.raise_first(failures)
-        streams.raise_unobserved()
-
-    def is_done(self, handle: Handle) -> bool:
-        """Return whether a result is known."""
-        self.streams.flush()
-        return handle.source.outcome(handle.place) is not None
-
-    def peek(self, ref: Ref) -> tuple[Any] | None:
-        """Return a value in a tuple, if it came with the message that its call has ended; None otherwise."""
-        outcome = ref.source.outcome(ref.place) if type(ref.source) is Call else None
-        if outcome is None or type(outcome[1]) in (StaysOnWorker, Failed):
-            return None
-        return (ref.pick(received_outcome(*outcome)),)
-
-    def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
-        """Wait for a call on replicas and return the structure of each result; raise the error of one that failed."""
-
-        def read() -> list[tuple[Any, tuple[bool, ...]]]:
-            self.wait_for_step(handles, "what a function returns had to be learned from its first call")
-            return [loaded_structure(ref.source.outcome(ref.place)[0]) for ref in handles]
-
-        return self.attempt(read)
-
-    def _note_wait(self, handles: Sequence[Handle], reason: str) -> None:
-        capture = current_capture()
-        if capture is not None and not all(map(self.is_done, handles)):
-            capture.note_wait(reason)
-
-    def as_future(self, ref: Ref) -> Any:
-        """Return a future of a result, which is put into its worker's memory as the result of a task."""
-        if type(ref.source) is TaskResults:
-            future = ref.source.futures[ref.place]
-        else:
-            # Wait here: otherwise the task would block a thread of the worker.
-            self.attempt(lambda: self._wait_for([ref.source]))
-            future = self._submit.call(
-                result_in_memory,
-                [],
-                self._token,
-                ref.source.record.number,
-                ref.place,
-                worker=ref.worker,
-                is_pinned=True,
-                again=lambda: None,
-                name="value",
-            )
-            self._submit.wait([future])
-        self._submit.check([future])
-        return future
 
     # --- life ---
 
@@ -554,13 +403,13 @@ class ClusterBackend:
         with streams.lock:
             for ref in handles:
                 self._log.remove(ref.source.record)
-                if not self.is_done(ref) and streams.is_open(ref.worker):
+                if not is_over(ref) and streams.is_open(ref.worker):
                     streams.stream_with(ref.worker, ()).link.append(EndCall(ref.source.record.number, why))
         if self.streams.connection.is_lost:
             # The streams to all workers are closed soon.
             return
-        streams.wait(lambda: all(map(self.is_done, handles)), most)
-        if late := [ref.worker for ref in handles if not self.is_done(ref)]:
+        streams.wait(lambda: all(map(is_over, handles)), most)
+        if late := [ref.worker for ref in handles if not is_over(ref)]:
             raise ClusterError(
                 f"run: {why}, but continues on {', '.join(late)} after {most:g} s, which is daskdist.timeouts.step; a "
                 "function ends at its next batch, collective operation or checkpoint"

@@ -141,16 +141,12 @@ class LocalBackend:
         """Make the call."""
         return make(group)  # type: ignore[arg-type]
 
-    def cut_for(self, leaf: Any, group: ReplicaGroup) -> Any:
-        """Return the leaf."""
-        return leaf
+    def cut_for(self, leaf: Any, group: ReplicaGroup) -> None:
+        """Return immediately: as many replicas as pieces are there."""
 
     def is_done(self, handle: Handle) -> bool:
         """Return True."""
         return True
-
-    def wait(self, handles: Sequence[Handle]) -> None:
-        """Return immediately."""
 
     def finish(self, *, raises_all: bool = False) -> None:
         """Return immediately: errors are raised by the call itself."""

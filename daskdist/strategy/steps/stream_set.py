@@ -41,7 +41,7 @@ from daskdist.strategy.steps.call_messages import (
     PassOn,
     Running,
 )
-from daskdist.strategy.steps.calls import Call, Record, futures_in, note_lost
+from daskdist.strategy.steps.calls import APPLY, Call, Record, futures_in, note_lost
 from daskdist.strategy.steps.outcomes import Failed
 from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConnection
@@ -190,7 +190,7 @@ class StreamSet:
 
     # --- what is sent ---
 
-    def new_call(self, workers: Sequence[str], needs: Any, name: str, **about: bool) -> Call:
+    def new_call(self, workers: Sequence[str], needs: Any, name: str, **about: Any) -> Call:
         """Return the handle of a call that is going to be sent; see `Record`."""
         record = Record(next(self._numbers), workers, needs, name, **about)
         with _recording:
@@ -392,11 +392,14 @@ class StreamSet:
             record.has_failed |= type(payload) is Failed
             outcomes[place] = structure, payload
             record.num_left -= 1
-            if is_new:
+            if is_new and not (record.name == APPLY and payload.origin == record.number):
                 self.failures.add(record, payload)
             if record.num_left:
                 return
             record.needs, record.outcomes = None, tuple(outcomes)
+            if not (record.has_failed or record.is_of_tasks):
+                # Otherwise a total would keep all that was added.
+                record.again = None
             if self._under_way.pop(record.number, None) is not None and record.is_step:
                 self.num_steps -= 1
             are_all_over = not self._under_way

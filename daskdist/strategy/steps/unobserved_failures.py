@@ -6,9 +6,8 @@ import threading
 from collections import Counter, deque
 from typing import Final
 
-from daskdist.strategy.steps.calls import Record, records_in
+from daskdist.strategy.steps.calls import LOST, Record, records_in
 from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.recovery.call_log import LOST
 
 # The number of raised failures to remember.
 _NUM_OBSERVED: Final = 1024

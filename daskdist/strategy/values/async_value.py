@@ -18,7 +18,10 @@ from daskdist.execute.callers.compute_key import is_future
 from daskdist.execute.callers.graph import is_unfinished_task, one_task
 from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.distributed_values import ONE_OF_EACH, DistributedValues
+from daskdist.strategy.values.encoding import TINY_BYTES, called_on_host, is_small, operation
 from daskdist.strategy.values.refs import Pending, Pick, Ref, TaskResults, results_of
+from daskdist.strategy.values.variable_contract import VariableContract
 
 
 class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
@@ -75,7 +78,7 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
     collection: ``dask.compute`` computes several such values at once.
     """
 
-    __slots__ = ("_name", "num_rows", "spec")
+    __slots__ = ("_name", "rows_of_step", "spec")
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
         self.known = self.worker_before = None
         self.spec = spec
         # The numbers of rows in the step that the value comes from, as those of a `PerReplica`.
-        self.num_rows = num_rows
+        self.rows_of_step = num_rows
         self._name = ""
 
     def __dir__(self) -> list[str]:
@@ -98,6 +101,9 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
         return sorted({*super().__dir__()} - {*AsyncValue.__slots__, *Pending.__slots__, "worker"})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "at":
+            # It changes its first operand.
+            return NotImplemented
         # `total += value` asks for the result in place; binding a new value to the name looks the same to the user.
         out = [output for output in kwargs.pop("out", ()) if output is not self]
         if not kwargs and not out and method == "__call__":
@@ -191,12 +197,37 @@ def _itself(value: Any) -> Any:
 
 
 def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> AsyncValue:
-    operands = [arg for arg in args if isinstance(arg, AsyncValue)]
-    pending = next((operand for operand in operands if operand.ref is not None), None)
-    if pending is not None:
-        return AsyncValue(pending.caller, pending.caller.applied(function, args, kwargs or {}))
-    value = AsyncValue(operands[0].caller, None)
-    value.known = function(*map(host_array, results_of(args)), **kwargs or {})
+    args = tuple([arg.read_value() if isinstance(arg, VariableContract) else arg for arg in args])
+    if any(isinstance(arg, DistributedValues) for arg in args):
+        raise ArgumentError(ONE_OF_EACH)
+    pending = [arg for arg in args if isinstance(arg, AsyncValue)]
+    known = list(map(peek, args))
+    if None not in known:
+        # Nothing has to be waited for.
+        return _here(pending[0].caller, function, [value for (value,) in known], kwargs)  # type: ignore[misc]
+    # Values of other sources are waited for.
+    caller = next(
+        (arg.caller for arg in pending if None not in [arg.caller.usable(other) for other in pending]),
+        pending[0].caller,
+    )
+    try:
+        if isinstance(function, np.ufunc) and not kwargs and all(map(_is_plain, args)):
+            return AsyncValue(caller, caller.applied(operation(function), args, {}))
+        return AsyncValue(caller, caller.applied(called_on_host, (function, *args), kwargs or {}))
+    except ArgumentError:
+        # Something does not pickle.
+        return _here(caller, function, results_of(args), kwargs)
+
+
+def _is_plain(arg: Any) -> bool:
+    return isinstance(arg, AsyncValue) or is_small(arg, TINY_BYTES)
+
+
+def _here(
+    caller: ResultSource, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+) -> AsyncValue:
+    value = AsyncValue(caller, None)
+    value.known = called_on_host(function, *args, **kwargs or {})
     return value
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+# The error of a value for each replica among the operands of an operation.
+ONE_OF_EACH: Final = "a PerReplica was given where a single value is needed; pass it to run or reduce"
 
 
 class DistributedValues:

@@ -13,14 +13,16 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, load_sent, type_name
 from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.distributed_values import DistributedValues
+from daskdist.strategy.values.distributed_values import ONE_OF_EACH, DistributedValues
 from daskdist.strategy.values.flat import flattened_call, loaded_structure, pickled_structure
 from daskdist.strategy.values.refs import REFERENCE_LEAVES, FlatResult, Pending, Pick, Ref, ResultLeaf, whole
 
 # Types of numbers and arrays.
 NUMBERS: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.float64, np.int32, np.int64})
 # Arrays of at most this many bytes are combined in a fraction of a millisecond.
-_SMALL_BYTES: Final = 2**16
+SMALL_BYTES: Final = 2**16
+# The same for arrays that are broadcast against each other.
+TINY_BYTES: Final = 2**10
 
 
 class Encoded(NamedTuple):
@@ -88,9 +90,9 @@ def encoded(
         if type(leaf) is Ref:
             ref = leaf
         elif isinstance(leaf, Pending):
-            ref = leaf.ref if caller.can_use(leaf) else None
+            ref = caller.usable(leaf)
         elif isinstance(leaf, DistributedValues):
-            raise ArgumentError("a PerReplica was given where a single value is needed; pass it to run or reduce")
+            raise ArgumentError(ONE_OF_EACH)
         if ref is not None:
             inputs.append((number, ref))
             leaves[number] = None
@@ -111,40 +113,38 @@ def for_tasks(
 
 def applied(results: Sequence[Any], arguments: Encoded) -> Any:
     """Call the first of some arguments with the others, given the results that are needed."""
-    args, kwargs = arguments.nest(results)
-    return called_on_host(*args, **kwargs)
+    (function, *args), kwargs = arguments.nest(results)
+    return function(*args, **kwargs)
 
 
 class SteadyFunction:
     """The base of functions of this package that do not change: they are sent to a worker once."""
-
-    def __call__(self, *args: Any) -> Any:
-        raise NotImplementedError
 
     def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
         """Return whether a call with parts of some results takes only microseconds and runs no code of the user."""
         raise NotImplementedError
 
 
-def is_small(value: Any) -> bool:
+def is_small(value: Any, most_bytes: int = SMALL_BYTES) -> bool:
     """Return whether a value is a number or a small array of NumPy, or a nest of those in a list or a tuple."""
     if type(value) is np.ndarray:
-        return value.nbytes <= _SMALL_BYTES and not value.dtype.hasobject
+        return value.nbytes <= most_bytes and not value.dtype.hasobject
     if type(value) in (tuple, list):
-        return all(map(is_small, value))
+        return all(is_small(item, most_bytes) for item in value)
     return type(value) in NUMBERS or isinstance(value, np.dtype)
 
 
-def is_small_part(result: Any, pick: Pick) -> bool:
+def is_small_part(result: Any, pick: Pick, most_bytes: int = SMALL_BYTES) -> bool:
     """Return whether a part of a result of a function is a number or a small array of NumPy."""
     if type(result) is not FlatResult:
-        return pick is whole and is_small(result)
-    return type(pick) is ResultLeaf and pick.leaf < len(result.leaves) and is_small(result.leaves[pick.leaf])
+        return pick is whole and is_small(result, most_bytes)
+    leaves = result.leaves
+    return type(pick) is ResultLeaf and pick.leaf < len(leaves) and is_small(leaves[pick.leaf], most_bytes)
 
 
 @dataclass(frozen=True)
 class Operation(SteadyFunction):
-    """An elementwise operation of NumPy on asynchronous values."""
+    """An elementwise operation of NumPy on asynchronous values, and on other numbers and tiny arrays."""
 
     function: np.ufunc
 
@@ -152,8 +152,8 @@ class Operation(SteadyFunction):
         return called_on_host(self.function, *args)
 
     def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
-        """Return whether all values are small NumPy values."""
-        return all(map(is_small_part, results, picks))
+        """Return whether all values are tiny; the result may have as many numbers as the product of theirs."""
+        return all(is_small_part(result, pick, TINY_BYTES) for result, pick in zip(results, picks, strict=True))
 
 
 # Cached, so that it is sent to a worker once.

@@ -50,7 +50,7 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
     }
     """
 
-    __slots__ = ("_name", "_values", "batch", "batch_leaf", "num_rows", "refs")
+    __slots__ = ("_name", "_values", "batch", "batch_leaf", "refs", "rows_of_step")
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
         self.batch_leaf = batch_leaf
         # The numbers of rows that replicas have in the step that the values come from, which has an unknown one if
         # `UNKNOWN_ROWS` is among them. Without numbers the values come from no step, or all steps have the same.
-        self.num_rows = num_rows
+        self.rows_of_step = num_rows
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -126,15 +126,15 @@ class PerReplica(ValueCollection, DistributedValues, Advised):
 
 def is_uneven(value: PerReplica) -> bool:
     """Return whether the values come from a step in which replicas have different numbers of rows."""
-    return len(value.num_rows) > 1
+    return len(value.rows_of_step) > 1
 
 
 def num_rows_of(values: Iterable[Any]) -> frozenset[int]:
     """Return the numbers of rows that replicas have in the steps that values come from; unknown if steps differ."""
     known: set[frozenset[int]] = set()
     for value in values:
-        if (type(value) is PerReplica or type(value) is AsyncValue) and value.num_rows:
-            known.add(value.num_rows)
+        if (type(value) is PerReplica or type(value) is AsyncValue) and value.rows_of_step:
+            known.add(value.rows_of_step)
     if len(known) < 2:
         return known.pop() if known else frozenset()
     # Steps of different sizes are not uneven.
@@ -144,7 +144,7 @@ def num_rows_of(values: Iterable[Any]) -> frozenset[int]:
 def num_values(value: PerReplica) -> int:
     """Return the number of values."""
     refs = value.refs
-    return len(value._values) if refs is None else refs.size  # type: ignore[arg-type]
+    return len(value._values if refs is None else refs.source)  # type: ignore[arg-type]
 
 
 def values_read_later(value: PerReplica) -> tuple[Any, ...]:
@@ -152,8 +152,8 @@ def values_read_later(value: PerReplica) -> tuple[Any, ...]:
     refs = value.refs
     if refs is None:
         return value.values
-    num_rows = value.num_rows
-    return tuple([AsyncValue(refs.caller, refs.ref(number), refs.spec, num_rows) for number in range(refs.size)])
+    num_rows = value.rows_of_step
+    return tuple([AsyncValue(refs.caller, refs.ref(number), refs.spec, num_rows) for number in range(len(refs.source))])
 
 
 def follow_batch(value: PerReplica) -> None:

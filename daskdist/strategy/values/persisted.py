@@ -30,9 +30,11 @@ class PersistedValues:
         self._submit = Submit(client, workers)
         self.live_workers = self._submit.live_workers
 
-    def can_use(self, value: Pending) -> bool:
-        """Return whether a value is the result of a task on this cluster."""
-        return value.ref is not None and type(value.ref.source) is TaskResults and value.caller.client is self.client
+    def usable(self, value: Pending) -> Ref | None:
+        """Return the reference of a value, if it is the result of a task on this cluster."""
+        ref = value.ref
+        is_usable = ref is not None and type(ref.source) is TaskResults and value.caller.client is self.client
+        return ref if is_usable else None
 
     def results(self, refs: Sequence[Ref]) -> list[Any]:
         """Wait for values and return them."""

@@ -194,11 +194,6 @@ class Refs(NamedTuple):
     picks: Pick | tuple[Pick, ...]
     spec: TensorSpec | None = None
 
-    @property
-    def size(self) -> int:
-        """The number of replicas."""
-        return len(self.source)
-
     def pick(self, number: int) -> Pick:
         """Return what extracts one replica's part."""
         return self.picks[number] if type(self.picks) is tuple else self.picks  # type: ignore[return-value]
@@ -256,14 +251,16 @@ class Pending:
 
 @with_short_traceback
 def results_of(values: Sequence[Any]) -> list[Any]:
-    """Return several values; wait for the pending ones and fetch them together."""
-    pending = [(value, ref) for value in values if isinstance(value, Pending) and (ref := value.ref) is not None]
-    for caller in {id(value.caller): value.caller for value, _ in pending}.values():
-        asked = [(value, ref) for value, ref in pending if value.caller is caller]
-        for (value, ref), result in zip(asked, caller.results([ref for _, ref in asked]), strict=True):
-            value.known, value.worker_before = result, ref.worker
-            value.ref = None
-    return [value.known if isinstance(value, Pending) else value for value in values]
+    """Return several values, and nests of values; wait for the pending ones and fetch them together."""
+    leaves, treespec = flattened(list(values), REFERENCE_LEAVES)
+    pending = [(leaf, ref) for leaf in leaves if isinstance(leaf, Pending) and (ref := leaf.ref) is not None]
+    for caller in {id(leaf.caller): leaf.caller for leaf, _ in pending}.values():
+        asked = [(leaf, ref) for leaf, ref in pending if leaf.caller is caller]
+        for (leaf, ref), result in zip(asked, caller.results([ref for _, ref in asked]), strict=True):
+            leaf.known, leaf.worker_before = result, ref.worker
+            leaf.ref = None
+    results: list[Any] = treespec.unflatten([leaf.known if isinstance(leaf, Pending) else leaf for leaf in leaves])
+    return results
 
 
 class GlobalBatch:
@@ -298,7 +295,7 @@ class GlobalBatch:
 
     def __len__(self) -> int:
         first = self.leaves[0]
-        return first.size if type(first) is Refs else len(first)
+        return len(first.source if type(first) is Refs else first)
 
     def pieces(self, leaf: int) -> Sequence[Any]:
         """Return the pieces of all replicas of a leaf."""

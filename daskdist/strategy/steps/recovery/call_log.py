@@ -7,15 +7,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-from daskdist.errors import ClusterError, CollectiveError
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.steps.calls import Call, Record
+from daskdist.strategy.steps.calls import LOST, Call, Record
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker
 
-# Errors of calls that need a lost worker.
-LOST: Final = (ClusterError, CollectiveError)
 # A call in the log: its record, a weak reference to its handle, and a function that makes it again for given replicas.
 LoggedCall: TypeAlias = tuple[Record, Callable[[], Call | None], Callable[[ReplicaGroup], Any]]
 
@@ -88,8 +85,16 @@ class CallLog:
         # Put the last step that was removed back.
         step: list[Any] = []
         while self._steps:
-            for record in self._steps[0][::3]:
-                if record.num_left or (record.has_failed and _is_lost(record)):
+            calls = self._steps[0]
+            for place, record in enumerate(calls[::3]):
+                if record.num_left:
+                    return step
+                # A single call whose result nothing can read is not made again.
+                if (
+                    record.has_failed
+                    and (record.is_of_replicas or calls[3 * place + 1]() is not None)
+                    and _is_lost(record)
+                ):
                     return step
             step = self._steps.popleft()
         return step

@@ -93,6 +93,12 @@ class RepeatedCalls:
             except Exception as error:
                 if lost := self.streams.lost():
                     raise self.streams.lost_error(lost) from error
+                record = logged[0]
+                if not record.is_of_replicas:
+                    # It has changed nothing, so only what needs its result fails.
+                    record.fail(Failed(Failure.of(error), record.number))
+                    self._log.remove(record)
+                    continue
                 self._fail(records[number:], _not_made_again(f"{logged[0].name}: {error}"))
                 return
 

@@ -33,7 +33,7 @@ from daskdist.strategy.variables.store import VariableStore
 # The prefix of the names of other calls of `Strategy.run`.
 STEP: Final = "run-"
 # Types of results that functions get in another form.
-_CONVERTED: Final = frozenset({ForDevices, FlatResult})
+_CONVERTED: Final = frozenset({ForDevices, FlatResult, np.ndarray})
 
 # Returns the strategy for cross-replica functions, given the group, this worker's variables and a replica's number.
 CrossReplica = Callable[[ReplicaGroup, VariableStore | None, int], StrategyContract]
@@ -165,10 +165,12 @@ def call_replica(
     return returned
 
 
-def _given(device: Device, result: ForDevices | FlatResult) -> Any:
+def _given(device: Device, result: ForDevices | FlatResult | np.ndarray[Any, Any]) -> Any:
     # Return a result in the form that functions get.
     if isinstance(result, ForDevices):
         return result.on(device)
+    if isinstance(result, np.ndarray):
+        return read_only(result)
     # An array may be reduced, sent or read at the same time.
     if True not in [isinstance(leaf, np.ndarray) for leaf in result.leaves]:
         return result
