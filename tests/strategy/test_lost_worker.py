@@ -207,3 +207,18 @@ def test_an_operation_on_what_a_lost_worker_had_does_not_keep_later_steps(own_cl
         assert sum(map(int, totals)) == sum(range(400))
         log.rest()
         assert len(log._steps) <= 1
+
+
+@pytest.mark.cluster
+def test_results_of_data_are_computed_again_wherever_they_are_needed(own_client):
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        (step,) = strategy.distribute_dataset(Dataset.from_tensor_slices(np.arange(2**16)).batch(2**16))
+        last = step.values[1]
+        doubled, expected = last * 2, np.arange(2**15, 2**16) * 2
+        # Wait for the result without looking at it.
+        strategy.local_results(strategy.run(len, args=(doubled,)))
+        pid = own_client.run(os.getpid)[last.worker]
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not internals_of(strategy).backend.streams.is_open(last.worker))
+        np.testing.assert_array_equal(np.asarray(doubled + 1), expected + 1)
+        np.testing.assert_array_equal(np.asarray(doubled), expected)

@@ -28,6 +28,7 @@ from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.steps.call_messages import CallOver, FailData
 from daskdist.strategy.steps.calls import Record
 from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.remote import worker_streams
 from daskdist.strategy.steps.stream import OPERATION
 from daskdist.strategy.steps.unobserved_failures import UnobservedFailures
 
@@ -174,6 +175,9 @@ def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client)
     def made(dask_worker):
         return dask_worker.__dict__.pop("num_made", 0)
 
+    def is_open(token, dask_worker):
+        return token in worker_streams._streams[dask_worker].by_token
+
     eventually(lambda: not any(client.run(replica_threads).values()))
     gate = Event("closed by an error", client=client)
     gate.set()
@@ -183,7 +187,10 @@ def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client)
         gate.clear()
         steps = [strategy.run(wait, args=("closed by an error",)) for _ in range(10)]
         eventually(lambda: all(client.run(lambda dask_worker: getattr(dask_worker, "num_made", 0)).values()))
+        token = internals_of(strategy).token
         raise RuntimeError("of the program")
+    # The workers learn of it a moment later.
+    eventually(lambda: not any(client.run(is_open, token).values()))
     gate.set()
     eventually(lambda: not any(client.run(replica_threads).values()))
     assert set(client.run(made).values()) == {1}

@@ -416,3 +416,35 @@ class WithThread:
 
     def __radd__(self, other):
         return threading.current_thread().name
+
+
+@pytest.mark.cluster
+def test_the_error_of_an_operation_that_nobody_reads_is_not_raised_elsewhere(on_cluster):
+    large, _ = large_and_small(on_cluster)
+    wrong = large[2**20]
+    on_cluster.local_results(on_cluster.run(abs, args=(1,)))
+    del wrong
+    for _ in range(3):
+        on_cluster.local_results(on_cluster.run(abs, args=(1,)))
+    with pytest.raises(IndexError):
+        float(large[2**20])
+
+
+@pytest.mark.cluster
+def test_arithmetic_with_a_value_of_a_closed_strategy_that_was_read(on_cluster, client):
+    _, small = large_and_small(on_cluster)
+    large, _ = large_and_small(on_cluster)
+    with daskdist.MultiWorkerMirroredStrategy(client.scheduler.address) as other:
+        known = other.reduce("SUM", other.run(float, args=(3,)), axis=None)
+        assert float(known) == 6
+    assert (float(known + small), float(small + known), float((known + large)[0])) == (9, 9, 8)
+
+
+@pytest.mark.cluster
+def test_an_asynchronous_value_is_no_output(on_cluster):
+    large, _ = large_and_small(on_cluster)
+    with pytest.raises(TypeError, match="add: out is an asynchronous value"):
+        np.add(np.ones(3), 1, out=large)
+    counts = np.zeros(3)
+    np.add.at(counts, on_cluster.run(lambda: np.array([0, 2, 2])).values[0], 1)
+    assert counts.tolist() == [1, 0, 2]

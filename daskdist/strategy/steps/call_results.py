@@ -10,6 +10,7 @@ from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.steps.calls import LOOK, LOST, Call, lost_calls
 from daskdist.strategy.steps.captures import current_capture
 from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker, received_outcome
+from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
 from daskdist.strategy.steps.remote.worker_streams import result_in_memory
 from daskdist.strategy.steps.stream_set import StreamSet
@@ -29,14 +30,17 @@ class CallResults:
     ----------
     streams
         The streams to the workers.
+    log
+        The calls that may have to be made again.
     repetition
-        The calls that are made again after a loss.
+        Makes them again after a loss.
     submit
         Makes tasks of Dask's own.
     """
 
-    def __init__(self, streams: StreamSet, repetition: RepeatedCalls, submit: Submit) -> None:
+    def __init__(self, streams: StreamSet, log: CallLog, repetition: RepeatedCalls, submit: Submit) -> None:
         self.streams = streams
+        self._log = log
         self.repetition = repetition
         self.live_workers = streams.live_workers
         self._submit = submit
@@ -72,7 +76,8 @@ class CallResults:
         received: dict[Any, Any] = {}
         for index, ref in enumerate(refs):
             if type(ref.source) is Call:
-                if (outcome := ref.source.outcome(ref.place)) is None:
+                outcome = ref.source.outcome(ref.place)
+                if outcome is None or type(outcome[1]) is Failed:
                     # Another thread has made the call again meanwhile.
                     return self._results(refs, looks)
                 if type(outcome[1]) is not StaysOnWorker:
@@ -102,8 +107,33 @@ class CallResults:
             return False
         lost = lost_calls([ref.source for ref in refs], is_there)
         for call in lost:
-            call.become(call.record.again(None))
+            # Another thread may do the same.
+            if (again := call.record.again) is not None:
+                before, new = call.record, again(None)
+                call.become(new)
+                self._log.replace(before, call.record)
         return bool(lost) or not all(is_there(look.record.workers[0], look.record.number) for look in looks)
+
+    def check_there(self, ref: Ref) -> None:
+        """Raise an error if a result is lost with its worker, and its call cannot be made again on another.
+
+        Otherwise calls with it would fail, and stay in the log as ones that need a lost worker.
+
+        Raises
+        ------
+        ClusterError
+            It is lost.
+        """
+
+        def is_gone() -> bool:
+            record = ref.source.record
+            _, payload = record.outcomes[ref.place] or (None, None)
+            is_lost = record.has_failed or type(payload) is StaysOnWorker
+            return is_lost and not self.streams.is_there(record.workers[ref.place], record.number)
+
+        if is_gone() and not self._made_on_another([ref]) and not ref.source.record.has_failed and is_gone():
+            self.streams.check_open(())
+            raise self.streams.lost_with(ref.source.workers[ref.place])
 
     def attempt(self, read: Callable[[], _T], refs: Sequence[Ref] = ()) -> _T:
         """Call a function that waits for results; call it again if calls are made again; see `ResultSource`.
@@ -171,9 +201,9 @@ class CallResults:
         """Wait for a call on replicas and return the structure of each result; raise the error of one that failed."""
 
         def read() -> list[tuple[Any, tuple[bool, ...]]]:
-            outcomes: list[Any] = [None]
+            outcomes: list[Any] = []
             # Another thread may make the call again meanwhile.
-            while None in outcomes:
+            while not outcomes or any(outcome is None or type(outcome[1]) is Failed for outcome in outcomes):
                 self.wait_for_step(handles, "what a function returns had to be learned from its first call")
                 outcomes = [ref.source.outcome(ref.place) for ref in handles]
             return [loaded_structure(structure) for structure, _ in outcomes]
@@ -186,6 +216,7 @@ class CallResults:
             future = ref.source.futures[ref.place]
         else:
             # Wait here: otherwise the task would block a thread of the worker.
+            self.check_there(ref)
             self.attempt(lambda: self._wait_for([ref.source]), [ref])
             ref.source.outcome(ref.place)
             future = self._submit.call(

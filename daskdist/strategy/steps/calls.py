@@ -223,15 +223,27 @@ def lost_calls(calls: Iterable[Any], is_there: Callable[[str, int], bool]) -> li
             return is_gone(call) or isinstance(payload.failure.error(), LOST)
         return type(payload) is StaysOnWorker and is_gone(call)
 
+    def needed_by(call: Call) -> list[Any]:
+        # Another thread may have made it again meanwhile.
+        again = call.record.again
+        return [] if again is None else [leaf.source for _, leaf in again.inputs if type(leaf) is Ref]
+
     lost: dict[Call, None] = {}
     waiting = list(calls)
     while waiting:
         call = waiting.pop()
         if call not in lost and is_lost(call):
             lost[call] = None
-            waiting += [leaf.source for _, leaf in call.record.again.inputs if type(leaf) is Ref]
+            waiting += needed_by(call)
+
+    def can_succeed(call: Call) -> bool:
+        # Something that it needs may have been made again already.
+        return is_gone(call) or any(
+            type(source) is Call and source.record.number > call.record.number for source in needed_by(call)
+        )
+
     # What a call needs has a lower number.
-    return sorted(lost, key=lambda call: call.record.number) if any(map(is_gone, lost)) else []
+    return sorted(lost, key=lambda call: call.record.number) if any(map(can_succeed, lost)) else []
 
 
 def note_lost(records: Iterable[Record], worker: str) -> None:

@@ -31,7 +31,7 @@ from daskdist.strategy.steps.call_messages import EndCall, MakeCall
 from daskdist.strategy.steps.call_results import CallResults, is_over
 from daskdist.strategy.steps.calls import APPLY, LOOK, Call
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.steps.outcomes import StaysOnWorker
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker
 from daskdist.strategy.steps.program_end import ClusterUse, end_unused
 from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.recovery.repeated_calls import RepeatedCalls
@@ -95,9 +95,9 @@ class ClusterBackend(CallResults):
         self.client = client
         self.cross_replica = cross_replica
         self.futures = submit.futures
-        self._log = CallLog()
-        streams = StreamSet(client, live_workers, weakref.ref(self._log))
-        super().__init__(streams, RepeatedCalls(streams, self._log), submit)
+        log = CallLog()
+        streams = StreamSet(client, live_workers, weakref.ref(log))
+        super().__init__(streams, log, RepeatedCalls(streams, log), submit)
         self.objects = SentObjects(streams.dropped_objects)
         # Functions that do not change -> what workers have of them.
         self._sent_once: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
@@ -220,14 +220,13 @@ class ClusterBackend(CallResults):
                 if kind is Refs:
                     sizes.add(len(source.workers))
                 elif type(source) is Call:
-                    if column.place >= len(source.record.workers):
-                        source.outcome(column.place)
-                    if source.record.has_failed:
-                        self._made_on_another([column])
-                    if source.record.num_left < len(source.record.outcomes):
-                        self._check_there(column)
+                    outcomes = source.record.outcomes
+                    outcome = outcomes[column.place] if column.place < len(outcomes) else source.outcome(column.place)
+                    if outcome is not None and type(outcome[1]) in (StaysOnWorker, Failed):
+                        self.check_there(column)
                 if source not in sources:
                     sources.append(source)
+        are_of_tasks = not of_replicas and {*map(type, sources)} == {TaskResults}
         with streams.lock:
             if group is None or not of_replicas:
                 streams.check_open(())
@@ -251,8 +250,8 @@ class ClusterBackend(CallResults):
                     is_step=prepared.is_step,
                     is_of_replicas=of_replicas,
                     takes_results=prepared.takes_results,
-                    again=None if of_replicas else prepared,
-                    is_of_tasks=bool(sources) and {*map(type, sources)} == {TaskResults},
+                    again=prepared if are_of_tasks or prepared.name == APPLY else None,
+                    is_of_tasks=are_of_tasks,
                 )
                 reference = ("p", function) if isinstance(function, bytes) else ("o", function.number)
                 about = call.record.number, reference, prepared.structure, prepared.leaves
@@ -271,14 +270,6 @@ class ClusterBackend(CallResults):
             capture.add(self, is_step=prepared.is_step)
         streams.flush()
         return call
-
-    def _check_there(self, ref: Ref) -> None:
-        # Otherwise the call would fail, and stay in the log as one that needs a lost worker.
-        record = ref.source.record
-        _, payload = record.outcomes[ref.place] or (None, None)
-        if type(payload) is StaysOnWorker and not self.streams.is_there(record.workers[ref.place], record.number):
-            self.streams.check_open(())
-            raise self.streams.lost_with(record.workers[ref.place])
 
     def _worker_for(self, prepared: PreparedCall) -> str:
         # If the stream breaks from here on, the call fails with it, as that takes the streams' lock.

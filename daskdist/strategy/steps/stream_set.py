@@ -41,8 +41,8 @@ from daskdist.strategy.steps.call_messages import (
     PassOn,
     Running,
 )
-from daskdist.strategy.steps.calls import APPLY, Call, Record, futures_in, note_lost
-from daskdist.strategy.steps.outcomes import Failed
+from daskdist.strategy.steps.calls import Call, Record, futures_in, note_lost
+from daskdist.strategy.steps.outcomes import Failed, StaysOnWorker
 from daskdist.strategy.steps.recovery.call_log import CallLog
 from daskdist.strategy.steps.recovery.scheduler_connection import SchedulerConnection
 from daskdist.strategy.steps.sending.call_arguments import last_reference
@@ -392,12 +392,12 @@ class StreamSet:
             record.has_failed |= type(payload) is Failed
             outcomes[place] = structure, payload
             record.num_left -= 1
-            if is_new and not (record.name == APPLY and payload.origin == record.number):
+            if is_new:
                 self.failures.add(record, payload)
             if record.num_left:
                 return
             record.needs, record.outcomes = None, tuple(outcomes)
-            if not (record.has_failed or record.is_of_tasks):
+            if not record.has_failed and not (record.is_of_tasks and type(payload) is StaysOnWorker):
                 # Otherwise a total would keep all that was added.
                 record.again = None
             if self._under_way.pop(record.number, None) is not None and record.is_step:

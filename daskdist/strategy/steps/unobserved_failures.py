@@ -6,7 +6,7 @@ import threading
 from collections import Counter, deque
 from typing import Final
 
-from daskdist.strategy.steps.calls import LOST, Record, records_in
+from daskdist.strategy.steps.calls import APPLY, LOST, Record, records_in
 from daskdist.strategy.steps.outcomes import Failed
 
 # The number of raised failures to remember.
@@ -49,6 +49,8 @@ class UnobservedFailures:
     def add(self, record: Record, failed: Failed) -> None:
         """Record that a call failed."""
         origin = failed.origin
+        if _is_of_operation(record, failed):
+            return
         with self._lock:
             if record.reported_with not in (None, origin):
                 self.mark_observed(failed)
@@ -67,7 +69,8 @@ class UnobservedFailures:
         if record.has_failed:
             with self._lock:
                 for failed in record.failures():
-                    self._count(failed, -1)
+                    if not _is_of_operation(record, failed):
+                        self._count(failed, -1)
 
     def mark_observed(self, failed: Failed) -> None:
         """Record that a failure was raised, so that it is not raised again."""
@@ -117,6 +120,11 @@ class UnobservedFailures:
         if len(failures) > 1:
             error.add_note(f"{len(failures) - 1} more calls failed by then, and their results were not read")
         return error
+
+
+def _is_of_operation(record: Record, failed: Failed) -> bool:
+    # The error of an operation on values is raised only where its result is read.
+    return record.name == APPLY and failed.origin == record.number
 
 
 def _is_lost(failed: Failed) -> bool:

@@ -103,9 +103,11 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "at":
             # It changes its first operand.
-            return NotImplemented
+            return NotImplemented if isinstance(inputs[0], AsyncValue) else ufunc.at(*results_of(inputs))
         # `total += value` asks for the result in place; binding a new value to the name looks the same to the user.
-        out = [output for output in kwargs.pop("out", ()) if output is not self]
+        out = [output for output in kwargs.pop("out", ()) if output is not inputs[0] or output is not self]
+        if any(isinstance(output, AsyncValue) for output in out):
+            raise TypeError(f"{ufunc.__name__}: out is an asynchronous value, which does not change")
         if not kwargs and not out and method == "__call__":
             return _apply(ufunc, inputs)
         # Resolve `where` and the like now: NumPy would call this method again for them on the workers.
@@ -205,11 +207,10 @@ def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if None not in known:
         # Nothing has to be waited for.
         return _here(pending[0].caller, function, [value for (value,) in known], kwargs)  # type: ignore[misc]
-    # Values of other sources are waited for.
-    caller = next(
-        (arg.caller for arg in pending if None not in [arg.caller.usable(other) for other in pending]),
-        pending[0].caller,
-    )
+    # Values of other sources are waited for. Another thread may have read one meanwhile.
+    unread = [arg for arg in pending if arg.ref is not None] or pending
+    callers = [arg.caller for arg in unread if None not in [arg.caller.usable(other) for other in unread]]
+    caller = (callers or [unread[0].caller])[0]
     try:
         if isinstance(function, np.ufunc) and not kwargs and all(map(_is_plain, args)):
             return AsyncValue(caller, caller.applied(operation(function), args, {}))

@@ -110,6 +110,13 @@ class CallLog:
                         del self._steps[number]
                     return
 
+    def replace(self, record: Record, new: Record) -> None:
+        """Replace a call by the same one that was made again, if it is in the log."""
+        with self._lock:
+            for step in self._steps:
+                if record in step:
+                    step[step.index(record)] = new
+
     def step_number(self, record: Record) -> int:
         """Return the number of the step of a call in the log, from 1 on."""
         with self._lock:
@@ -166,10 +173,7 @@ class CallLog:
             return None
         new: Call = make(group)
         new.record.losses = record.losses
-        with self._lock:
-            for step in self._steps:
-                if record in step:
-                    step[step.index(record)] = new.record
+        self.replace(record, new.record)
         record = new.record
         if call is not None:
             call.become(new)
