@@ -65,9 +65,11 @@ class Record:
     takes_results
         Whether each replica is given its own result of an earlier call in it.
     again
-        What makes a call again, that is made once, if its worker is lost before it is over; None otherwise.
+        The `PreparedCall` of an operation on values, or of a call on the results of tasks, that makes it again if its
+        worker is lost before it is over; None for others.
     is_of_tasks
-        Whether all its inputs are results of tasks, so that it can be made again also when it is over.
+        Whether all its inputs are results of tasks, so that it can be made again for as long as its result stays on its
+        worker.
     """
 
     __slots__ = (
