@@ -253,8 +253,13 @@ def new_cluster(num_workers: int = 2, num_threads: int = 1, **options: Any) -> I
 
 
 def running_workers(client: Client) -> set[str]:
-    """Return the addresses of the workers that can take part; those that have just connected are not ready."""
-    return {address for address, its in workers_of(client).items() if its["status"] == "running"}
+    """Return the addresses of the workers that can take part and may be killed.
+
+    Those that have just connected are not ready. Dask gives a worker up for good that dies before its nanny has read
+    its address, a moment later.
+    """
+    known = {nanny.worker_address for nanny in client.cluster.workers.values()}
+    return {address for address, its in workers_of(client).items() if its["status"] == "running" and address in known}
 
 
 def never_restart_workers(client: Client) -> None:

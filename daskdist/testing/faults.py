@@ -16,9 +16,9 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.cluster_requests import ask_scheduler, run_on_workers
 
 # Shell commands for a process, after a delay. A slowed process runs for a tenth of the time. Each prints the state of
-# the process, T, when it is stopped.
+# the process, T, when it is stopped: it stops once it is scheduled, which takes a while on a busy machine.
 _SEEN: Final = "(cat /proc/{pid}/stat || ps -o stat= -p {pid}) 2>/dev/null | sed 's/.*) //' | grep '^[Tt]'"
-_STOP: Final = f"kill -STOP {{pid}}; for j in 1 2 3 4 5; do {_SEEN} && break; sleep .01; done"
+_STOP: Final = f"kill -STOP {{pid}} || exit; for j in $(seq 500); do {_SEEN} && break; sleep .01; done"
 _COMMANDS: Final = {
     "pause": f"{_STOP}; sleep {{seconds}}; kill -CONT {{pid}}",
     "slow": f"for i in $(seq {{tenths}}); do {_STOP}; sleep .09; kill -CONT {{pid}} || exit; sleep .01; done",

@@ -288,3 +288,14 @@ def test_rows_are_the_same_and_in_order_under_each_limit(limit: int, monkeypatch
     rows = numbers.map(lambda x: (str(x), int(x)), vectorized=False).filter(lambda t, x: x % 3 > 0, vectorized=False)
     expected = [(str(x), x) for x in range(5000) if x % 3]
     assert [(str(text), int(number)) for text, number in rows] == expected
+
+
+def test_a_pool_is_closed_while_a_call_that_ends_changes_the_limit():
+    class Pool(LoopPool):
+        limit = property(lambda self: self.limits.pop(), lambda self, limit: None)
+
+    pool = Pool(2)
+    pool.limits = [None, ThreadLimit()]
+    pool.close()
+    with pytest.raises(CancelledError):
+        Pool.run(pool, list)

@@ -25,6 +25,7 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
+from daskdist.execute.callers.threads import Threads
 from daskdist.execute.stream.window import Account, ByteWindow, Windows
 
 # Hypothesis warns if other threads draw random numbers meanwhile, as those of other tests' clusters do.
@@ -216,6 +217,32 @@ def test_an_iterator_that_is_closed_holds_nothing(build):
     assert next(it, None) is None
     with pytest.raises(ArgumentError, match="state_dict: this iterator is closed; take the position"):
         it.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["source", "call", "cheap call"])
+def test_a_failed_call_in_a_thread_frees_what_it_was_given_with_its_handle(kind):
+    def fail(*args):
+        raise KeyError("of the function's")
+
+    caller = Threads(1)
+    given = np.zeros(1)
+    if kind == "source":
+        handle = caller.source(fail, given, name="fails")
+    else:
+        operand = caller.source(lambda value: value, given, name="operand")
+        handle = caller.call(fail, [operand], is_cheap=kind == "cheap call", name="fails")
+        del operand
+    caller.wait_for_one([handle])
+    assert isinstance(handle.exception(), KeyError)
+    caller.close()
+    gc.collect()
+    gc.disable()
+    try:
+        freed = weakref.ref(given)
+        del given, handle
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_an_iterator_dropped_while_it_fails_releases_everything():

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import eventually, never_restart_workers, new_cluster
+from conftest import eventually, never_restart_workers, new_cluster, running_workers
 
 import daskdist
 from daskdist import Dataset
@@ -68,17 +68,14 @@ def test_new_workers_take_part_later_if_one_of_them_is_lost(monkeypatch):
             eventually(lambda: killed[0] not in workers_of(streams.client))
         open_streams(streams, group, workers)
 
-    def are_running():
-        return [info["status"] for info in workers_of(client).values()] == ["running"] * 3
-
     with new_cluster(1) as client, daskdist.MultiWorkerMirroredStrategy(client, elastic=True) as strategy:
         distributed = strategy.distribute_dataset(Dataset.range(60).batch(6))
         client.cluster.scale(3)
-        eventually(are_running)
+        eventually(lambda: len(running_workers(client)) == 3)
         monkeypatch.setattr(StreamSet, "open", hooked_open)
         assert rows_of(strategy, distributed) == (list(range(60)), [1] * 10)
         assert killed
-        eventually(are_running)
+        eventually(lambda: len(running_workers(client)) == 3)
         assert rows_of(strategy, distributed) == (list(range(60)), [3] * 10)
 
 

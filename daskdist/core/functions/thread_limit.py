@@ -303,6 +303,8 @@ class LoopPool:
             return function(*args)
         finally:
             _current.call = None
+            # The traceback of an error refers to this frame, and the arguments may contain what will have the error.
+            del args
             # A race between threads may lose the time of one call, which is harmless.
             self._busy_s += perf_counter() - start - call.waiting_s
             self._loop_s += call.loop_s
@@ -313,9 +315,11 @@ class LoopPool:
     def close(self) -> None:
         """Cancel the calls that have not begun."""
         self.is_closed = True
-        if self.limit is not None:
-            with self.limit.changed:
-                self.limit.changed.notify_all()
+        # A call that ends meanwhile sets the limit.
+        limit = self.limit
+        if limit is not None:
+            with limit.changed:
+                limit.changed.notify_all()
 
 
 _current: Final = threading.local()

@@ -71,11 +71,11 @@ class Threads(LocalCaller):
             # Counting is atomic, so that exactly one of the callbacks gets the last number.
             if next(missing) > 1:
                 return
-            call = pending_call.pop()
             if is_cheap:
                 # Run in the current thread: the one that computed the last argument, or the one that called.
-                _run(*call)
+                _run(*pending_call.pop())
                 return
+            call = pending_call.pop()
             try:
                 self._pool.submit(name, _run, *call)
             except RuntimeError:
@@ -191,6 +191,9 @@ class _Pool:
         finally:
             under_way.call = None
             del self._under_way[progress]
+            # An error's traceback refers to this frame, which must not refer to the future that has the error: what the
+            # call was given would stay in memory until the garbage collector runs.
+            del future, args
 
     def wait_intervals(self) -> Iterator[float]:
         try:
@@ -225,3 +228,6 @@ def _run(result: Future[Any], function: Callable[..., Any], handles: Sequence[Fu
         result.set_result(function([handle.result() for handle in handles], *args))
     except BaseException as error:
         result.set_exception(error)
+    finally:
+        # See `_make`.
+        del result
