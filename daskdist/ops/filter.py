@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,13 +83,12 @@ class FilterRows:
 
     def _by_row(self, rows: Rows) -> Any:
         mask = np.zeros(len(rows), bool)
-        elements = self.predicate.thread_limit.loop(rows.elements(), len(rows))
         with SeedsInCall() as seeds:
-            self._fill(mask, rows, elements, seeds)
+            self._fill(mask, rows, seeds)
         return mask
 
-    def _fill(self, mask: Any, rows: Rows, elements: Iterable[Any], seeds: SeedsInCall) -> None:
-        for index, element in enumerate(elements):
+    def _fill(self, mask: Any, rows: Rows, seeds: SeedsInCall) -> None:
+        for index, element in enumerate(rows.elements()):
             seeds.argument, seeds.number = element, 0
             keep = on_host(self.predicate(element, lambda index=index: rows.where(index)))  # type: ignore[misc]
             if not isinstance(keep, (bool, np.bool_)) and not (

@@ -188,7 +188,7 @@ class MapRows:
     function: UserFunction
 
     def __call__(self, rows: Rows) -> Rows:
-        elements = iter(self.function.thread_limit.loop(rows.elements(), len(rows)))
+        elements = iter(rows.elements())
         parts: list[Rows] = []
         structure: Structure | None = None
         part_rows = _PART_ROWS if isinstance(rows, Block) else max(len(rows), 1)

@@ -15,7 +15,6 @@ from daskdist.core.functions.by_value import by_value
 from daskdist.core.functions.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.functions.fixed_values import FixedValues, with_values
 from daskdist.core.functions.reach import references_from
-from daskdist.core.functions.thread_limit import ThreadLimit
 from daskdist.core.node import Node, walk
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, UserFunctionError
@@ -95,8 +94,6 @@ class UserFunction:
         self.narrow = narrow
         # True if one call may replace many when the result is known to be the same.
         self.may_vectorize = True
-        # The number of threads that may call it row by row at the same time.
-        self.thread_limit = ThreadLimit()
         # Computed here, because the path of the source file may differ on a worker.
         self.location = location(function)
         # Computed before any call, as calls may change objects that it reaches.

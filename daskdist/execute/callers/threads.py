@@ -17,7 +17,6 @@ from daskdist.call_threads import CALL_THREADS, CallInThread
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.failing.error_copy import copied_error
-from daskdist.core.functions.thread_limit import LoopPool
 from daskdist.errors import WaitTimeoutError
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key
@@ -132,7 +131,6 @@ class _Pool:
     # A number of threads, which do not keep a program from ending if a call in them never does.
     def __init__(self, number: int) -> None:
         self._number = number
-        self._loops = LoopPool(number)
         # Held for a moment, to change the following. An interrupt at the beginning of `with self._changed` would leave
         # it locked, as that calls Python functions.
         self._lock = threading.Lock()
@@ -183,7 +181,7 @@ class _Pool:
         progress = under_way.call = CallProgress(name)
         self._under_way[progress] = None
         try:
-            result = self._loops.run(function, *args)
+            result = function(*args)
         except BaseException as error:
             future.set_exception(error)
         else:
@@ -208,7 +206,6 @@ class _Pool:
             raise
 
     def close(self) -> None:
-        self._loops.close()
         with self._lock:
             self._is_closed = True
             waiting = list(self._waiting)
