@@ -32,9 +32,9 @@ from daskdist.core.structure import Structure
 from daskdist.execute.caller import Report
 from daskdist.execute.callers.choose import NeverRun
 from daskdist.ops.read_files import ReadFiles
+from daskdist.strategy.calls.local_backend import NoRecovery, NoWorkers
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import LocalInput
-from daskdist.strategy.steps.local_backend import NoRecovery, NoWorkers
 from daskdist.strategy.strategy import Strategy
 
 

@@ -38,8 +38,8 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "execute/callers/threads.py": {"handle.exception", "handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},
         "service/dispatcher/scheduler_plugin.py": {"writing.exception"},
-        "strategy/steps/remote/data_keys.py": {"gathering.result"},
-        "strategy/steps/stream_set.py": {"done.exception"},
+        "strategy/calls/worker/data_keys.py": {"gathering.result"},
+        "strategy/calls/stream_set.py": {"done.exception"},
     },
     "the coroutine has a limit, or waits for nothing": {
         "execute/callers/compute_key.py": {"client.gather"},
@@ -52,8 +52,8 @@ LISTED: dict[str, dict[str, set[str]]] = {
         },
         "service/servers.py": {"stop.wait"},
         "strategy/placement/cluster_resolver.py": {"thread.submit(asyncio.run, greet()).result"},
-        "strategy/steps/remote/data_keys.py": {"event.wait"},
-        "strategy/steps/remote/program_report.py": {"self.client.sync"},
+        "strategy/calls/worker/data_keys.py": {"event.wait"},
+        "strategy/calls/program_report.py": {"self.client.sync"},
     },
     "a method of this package that waits with a limit, or not at all": {
         "execute/stream/bundle_builder.py": {"interpreter.gather"},
@@ -61,20 +61,20 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "strategy/function.py": {"current.wait_for"},
         "strategy/input/replica_iterator.py": {"times.wait"},
         "strategy/replica/checkpoints.py": {"self._used(manager).wait"},
-        "strategy/steps/remote/worker_steps.py": {"slot.times.wait"},
-        "strategy/steps/returned_values.py": {"capture.wait_for"},
+        "strategy/calls/worker/worker_steps.py": {"slot.times.wait"},
+        "strategy/calls/returned_values.py": {"capture.wait_for"},
         "strategy/variables/variable.py": {"leaf.result"},
-        "strategy/steps/cluster_backend.py": {"leaf.result"},
+        "strategy/calls/cluster_backend.py": {"leaf.result"},
         "strategy/values/encoding.py": {"leaf.result"},
         "testing/visitation.py": {"manager.wait"},
     },
     "threads copy memory, or end at once": {
         "execute/transfer/layout.py": {"self._changed.wait"},
-        "strategy/steps/local_calls.py": {"self._warning_timer.join"},
+        "strategy/calls/local_calls.py": {"self._warning_timer.join"},
     },
     "the lock is new, so that nobody holds it": {
         "strategy/collectives/rendezvous.py": {"gate.acquire"},
-        "strategy/steps/remote/promises.py": {"gate.acquire"},
+        "strategy/calls/worker/promises.py": {"gate.acquire"},
     },
 }
 

@@ -12,10 +12,10 @@ import optree
 
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
+from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.replica.context import ReplicaContext
-from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.values.device_arrays import put_on
 from daskdist.strategy.values.variable_contract import variable_number

@@ -18,7 +18,7 @@ from daskdist.display.missing_arguments import advises
 from daskdist.display.missing_methods import Advised
 from daskdist.display.plain_text import PlainText
 from daskdist.errors import ArgumentError
-from daskdist.strategy.steps.captures import Capture, capturing
+from daskdist.strategy.calls.captures import Capture, capturing
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.per_replica import PerReplica, num_values
 

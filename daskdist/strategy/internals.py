@@ -18,6 +18,7 @@ from daskdist.core.functions.current_context import current_context
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import RECOVERY, Backend
+from daskdist.strategy.calls.returned_values import ReturnedValues
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
@@ -31,7 +32,6 @@ from daskdist.strategy.replica.context import (
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.replica.current_group import CurrentGroup
 from daskdist.strategy.replica.merge_calls import MergeCalls
-from daskdist.strategy.steps.returned_values import ReturnedValues
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.flat import LEAVES, flattened_call
 from daskdist.strategy.values.per_replica import (

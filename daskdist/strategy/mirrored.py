@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from daskdist.devices import devices as find_devices
 from daskdist.devices import name_of, present, usable
 from daskdist.display.missing_arguments import advises
+from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.input_backend import LocalInput
-from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.variables.store import VariableStore
 

@@ -10,6 +10,7 @@ from daskdist.display.missing_arguments import advises
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.paused_workers import note_ended
+from daskdist.strategy.calls.cluster_backend import ClusterBackend
 from daskdist.strategy.cross_replica import CrossReplicaStrategy
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.cluster_input import ClusterInput
@@ -17,7 +18,6 @@ from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connec
 from daskdist.strategy.placement.device_assignment import DeviceAssignment, checked_share, placing
 from daskdist.strategy.placement.replacements import Replacements, checked_elastic
 from daskdist.strategy.placement.replicas_per_worker import ReplicasPerWorker
-from daskdist.strategy.steps.cluster_backend import ClusterBackend
 from daskdist.strategy.strategy import Strategy
 
 

@@ -21,9 +21,9 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.backend import Backend
+from daskdist.strategy.calls.returned_values import ReturnedValues
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.context import current_replica, store_of
-from daskdist.strategy.steps.returned_values import ReturnedValues
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import PerReplica

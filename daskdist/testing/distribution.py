@@ -22,12 +22,12 @@ from daskdist.ops.split_batches import SplitBatches, piece_bounds
 from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.backend import Backend
+from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.dataset import DistributedDataset, input_pipelines_of
 from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.mirrored import MirroredStrategy
-from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.values.refs import Ref, TaskResults, results_of
 from daskdist.strategy.variables.store import VariableStore

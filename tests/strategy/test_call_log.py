@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from daskdist.errors import ClusterError
 from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.calls.calls import Call, Record, note_lost
+from daskdist.strategy.calls.outcomes import Failed
+from daskdist.strategy.calls.recovery.call_log import CallLog
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.replica.current_group import CurrentGroup
-from daskdist.strategy.steps.calls import Call, Record, note_lost
-from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.recovery.call_log import CallLog
 
 
 def a_call(number, is_of_replicas=False):

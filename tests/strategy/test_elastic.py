@@ -15,7 +15,7 @@ import daskdist
 from daskdist import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.submit import workers_of
-from daskdist.strategy.steps.stream_set import StreamSet
+from daskdist.strategy.calls.stream_set import StreamSet
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

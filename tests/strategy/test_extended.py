@@ -10,7 +10,7 @@ from conftest import messages_sent, mirrored, of_kind
 
 import daskdist
 from daskdist import PerReplica, errors
-from daskdist.strategy.steps.call_messages import MakeCall, PassOn
+from daskdist.strategy.calls.call_messages import MakeCall, PassOn
 from daskdist.strategy.values.async_value import AsyncValue
 
 

@@ -22,8 +22,8 @@ from daskdist import Dataset
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
 from daskdist.execute.callers.submit import workers_of
+from daskdist.strategy.calls.stream_set import StreamSet
 from daskdist.strategy.placement.replacements import Replacements
-from daskdist.strategy.steps.stream_set import StreamSet
 
 _ROWS = 1_000
 _BATCH_ROWS = 10

@@ -12,8 +12,8 @@ from distributed import Future
 
 from daskdist import Dataset
 from daskdist.execute.task_times import task_times
+from daskdist.strategy.calls.worker.worker_streams import steps_of
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.remote.worker_streams import steps_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

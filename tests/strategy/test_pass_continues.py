@@ -23,9 +23,9 @@ from distributed import Client, LocalCluster, WorkerPlugin
 import daskdist
 from daskdist import Dataset, Options, errors
 from daskdist.execute.messages.link import Link
+from daskdist.strategy.calls.recovery import worker_recovery
+from daskdist.strategy.calls.stream_set import StreamSet
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.recovery import worker_recovery
-from daskdist.strategy.steps.stream_set import StreamSet
 
 pytestmark = pytest.mark.cluster
 NUM_ROWS = 2_400

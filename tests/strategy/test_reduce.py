@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
+from daskdist.strategy.calls.call_messages import MakeCall, PassOn
+from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.reduce.pairwise import reduce_rows
 from daskdist.strategy.reduce.tree import fold_tree, groups_of
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.call_messages import MakeCall, PassOn
-from daskdist.strategy.steps.local_backend import LocalBackend
 
 NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PROD": np.prod}
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]

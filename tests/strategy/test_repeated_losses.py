@@ -15,8 +15,8 @@ from distributed.scheduler import KilledWorker
 
 from daskdist import Dataset, MultiWorkerMirroredStrategy, Variable, errors, function
 from daskdist.execute.callers.submit import Submit
+from daskdist.strategy.calls.worker.worker_streams import _streams
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.remote.worker_streams import _streams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

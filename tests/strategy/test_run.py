@@ -19,8 +19,8 @@ from distributed import Client, LocalCluster, get_worker
 
 import daskdist
 from daskdist import PerReplica, errors
+from daskdist.strategy.calls.local_calls import Calls
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.local_calls import Calls
 
 
 def floats(*values):

@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 
 from daskdist.core.functions.user_function import numbers_in
-from daskdist.strategy.steps.sending.sent_objects import SentObjects
+from daskdist.strategy.calls.sent_objects import SentObjects
 
 
 @pytest.fixture

@@ -24,17 +24,17 @@ from daskdist import Dataset, PerReplica, Ragged, errors
 from daskdist.execute.callers import live_workers
 from daskdist.execute.messages.failure import Packed
 from daskdist.execute.messages.outbox import BatchStream
+from daskdist.strategy.calls.outcomes import StaysOnWorker, loaded_structure, outcome_to_send, received_outcome
+from daskdist.strategy.calls.worker.executor import Executor, run_ready
+from daskdist.strategy.calls.worker.promises import Promise
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.outcomes import StaysOnWorker, loaded_structure, outcome_to_send, received_outcome
-from daskdist.strategy.steps.remote.executor import Executor, run_ready
-from daskdist.strategy.steps.remote.promises import Promise
 from daskdist.strategy.values.refs import FlatResult
 
 
 def count_on_worker(dask_worker):
     """Return the numbers of strategies' results and objects on a worker, and of their threads."""
-    from daskdist.strategy.steps.remote.worker_streams import _streams
+    from daskdist.strategy.calls.worker.worker_streams import _streams
 
     streams = _streams.get(dask_worker)
     found = [] if streams is None else list(streams.by_token.values())

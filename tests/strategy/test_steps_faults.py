@@ -23,14 +23,14 @@ from distributed.gc import disable_gc_diagnosis, enable_gc_diagnosis
 import daskdist
 from daskdist import Dataset, errors
 from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.calls.call_messages import CallOver, FailData
+from daskdist.strategy.calls.calls import Record
+from daskdist.strategy.calls.outcomes import Failed
+from daskdist.strategy.calls.stream import OPERATION
+from daskdist.strategy.calls.unobserved_failures import UnobservedFailures
+from daskdist.strategy.calls.worker import worker_streams
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.call_messages import CallOver, FailData
-from daskdist.strategy.steps.calls import Record
-from daskdist.strategy.steps.outcomes import Failed
-from daskdist.strategy.steps.remote import worker_streams
-from daskdist.strategy.steps.stream import OPERATION
-from daskdist.strategy.steps.unobserved_failures import UnobservedFailures
 
 pytestmark = pytest.mark.cluster
 
@@ -245,7 +245,7 @@ def test_nothing_is_left_of_a_stream_whose_program_is_gone_before_the_first_answ
 
 def test_nothing_is_kept_of_data_that_came(on_cluster, client):
     def waits(dask_worker):
-        from daskdist.strategy.steps.remote.data_keys import data_keys_of
+        from daskdist.strategy.calls.worker.data_keys import data_keys_of
 
         return len(data_keys_of(dask_worker)._events)
 
@@ -257,7 +257,7 @@ def test_nothing_is_kept_of_data_that_came(on_cluster, client):
 
 def test_a_call_that_is_made_again_waits_for_data_that_failed_before(on_cluster, client):
     def waits_again(token, dask_worker):
-        from daskdist.strategy.steps.remote.worker_streams import steps_of
+        from daskdist.strategy.calls.worker.worker_streams import steps_of
 
         steps = steps_of(dask_worker, token)
         message = FailData("no such key", Failed(Failure.of(KeyError("gone")), None))

@@ -23,8 +23,8 @@ from started import Started
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.strategy.calls.stream import connect_to_worker
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.steps.stream import connect_to_worker
 
 pytestmark = pytest.mark.cluster
 RELAYED = {"daskdist.steps.relay": True}
@@ -94,7 +94,7 @@ def are_relayed(strategy):
 
 
 def num_strategies(dask_worker):
-    from daskdist.strategy.steps.remote.worker_streams import _streams
+    from daskdist.strategy.calls.worker.worker_streams import _streams
 
     return len(_streams[dask_worker].by_token) if dask_worker in _streams else 0
 

@@ -18,7 +18,7 @@ from distributed import get_worker
 import daskdist
 from daskdist import Dataset, PerReplica, PerReplicaSpec, ReduceOp, TensorSpec, errors, read_parquet
 from daskdist.execute.callers import submit
-from daskdist.strategy.steps import stream_set
+from daskdist.strategy.calls import stream_set
 from daskdist.strategy.values.async_value import AsyncValue
 
 Point = namedtuple("Point", "x y")

@@ -1,1 +1,0 @@
-"""The parts of steps on workers and on the scheduler."""

@@ -1,1 +1,0 @@
-"""The sending of calls: their arguments, and the objects that workers keep."""
