@@ -17,6 +17,7 @@ from distributed.spill import MaxSpillExceeded, SpillBuffer
 from daskdist.config import seconds
 from daskdist.errors import RepeatedLossError, WaitTimeoutError
 from daskdist.execute.callers.cluster_requests import run_on_scheduler, run_on_workers
+from daskdist.execute.private_names import handles_topic
 
 Connected = Mapping[str, Mapping[str, Any]]
 
@@ -97,7 +98,7 @@ class PausedWorkers:
 def note_ended(client: Client) -> None:
     """Record from now on which workers Dask ends because they exceed their memory limit, for `ended_for_memory`."""
     # The program may have a handler of its own.
-    if client not in _ended and _TOPIC not in client._event_handlers:
+    if client not in _ended and not handles_topic(client, _TOPIC):
         ended = _ended[client] = {}
 
         def note(event: tuple[float, Mapping[str, Any]]) -> None:

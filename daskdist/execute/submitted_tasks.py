@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from distributed import Future
 
+from daskdist.execute.private_names import follow
+
 # Tasks are submitted after those whose results they need.
 _numbers: Final = itertools.count()
 
@@ -106,7 +108,7 @@ class SubmittedTasks:
                 continue
             again[number], task.worker = submitted, worker
             for future in keys.get(number, ()):
-                future._state = again[number]._state
+                follow(future, again[number])
 
 
 def tasks_in(inputs: list[Any]) -> list[SubmittedTask]:

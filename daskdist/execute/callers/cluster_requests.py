@@ -130,7 +130,7 @@ def ask_scheduler(client: Any, request: Callable[..., Any], *args: Any, **kwargs
 
 def run_on_scheduler(client: Any, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function on the scheduler; see `ask_scheduler`."""
-    return ask_scheduler(client, client._run_on_scheduler, function, *args)
+    return ask_scheduler(client, client.run_on_scheduler, function, *args)
 
 
 def ask_workers(client: Any, request: Callable[..., Any], *args: Any, workers: Sequence[str], **kwargs: Any) -> Any:
@@ -149,7 +149,7 @@ def run_on_workers(
     client: Any, function: Callable[..., Any], *args: Any, workers: Sequence[str] | None, on_error: str = "raise"
 ) -> dict[str, Any]:
     """Call a function on workers, or on all if None; return its results by address. See `ask_workers`."""
-    request = partial(client._run, workers=None if workers is None else list(workers), on_error=on_error)
+    request = partial(client.run, workers=None if workers is None else list(workers), on_error=on_error)
     answers: dict[str, Any] = ask_workers(client, request, function, *args, workers=workers or ())
     return answers
 

@@ -133,9 +133,9 @@ class LiveWorkers:
 
     async def error_of(self, client: Client, future: Future) -> BaseException | None:
         """Wait for the end of a task, and return the error with which it ended, if any."""
-        await future._state.wait()
+        error = await future.exception()
         if future.status == "error":
-            return error_of_task(client, await future._exception())
+            return error_of_task(client, error)
         return self.lost_error(future.key) if future.cancelled() else None
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
@@ -99,7 +99,7 @@ def capturing() -> Iterator[Capture]:
 
 def _where() -> str:
     # Return the innermost line of the user's program.
-    frame: Any = sys._getframe(1)
+    frame: Any = inspect.currentframe()
     while frame is not None and _is_of_a_library(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:

@@ -27,12 +27,12 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from distributed import Client, Future, Scheduler, Worker
-from distributed.core import Status
 from distributed.preloading import PreloadManager
 
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import is_key_of_ours, run_on_workers
 from daskdist.execute.callers.submit import Submit
+from daskdist.execute.private_names import is_here, is_reading_graphs, is_running_tasks
 from daskdist.strategy.calls.stream_set import StreamSet
 from daskdist.strategy.calls.worker.on_scheduler import release_soon
 
@@ -178,11 +178,6 @@ class _BeforeClose:
                 await asyncio.wait_for(_settle(client, futures, _AT_CLOSE_S, is_end=False), _AT_CLOSE_S)
 
 
-def is_here(address: str) -> bool:
-    """Return whether the scheduler at an address is in this process and running."""
-    return any(scheduler.address == address for scheduler in Scheduler._instances if scheduler.status == Status.running)
-
-
 def _is_worth(client: Client, futures: Iterable[Future]) -> bool:
     return any(future.status == "pending" for future in futures) and is_here(client.scheduler.address)
 
@@ -212,13 +207,13 @@ async def _settle(client: Client, futures: Collection[Future], within_s: float, 
     last = client.submit(_nothing, key=f"last-{uuid.uuid4().hex}", pure=False)
     # Some schedulers refuse to run functions.
     with contextlib.suppress(Exception):
-        await client._run_on_scheduler(_all_known, last.key, within_s)
+        await client.run_on_scheduler(_all_known, last.key, within_s)
     keys = {last.key, *(future.key for future in futures)}
     for future in (last, *futures):
         future.release()
     with contextlib.suppress(Exception):
-        await client._run_on_scheduler(_let_go_of, client.id, keys, is_end)
-    await client._run(_idle, within_s, on_error="ignore")
+        await client.run_on_scheduler(_let_go_of, client.id, keys, is_end)
+    await client.run(_idle, within_s, on_error="ignore")
 
 
 def _nothing() -> None:
@@ -227,7 +222,7 @@ def _nothing() -> None:
 
 async def _all_known(key: str, within_s: float, dask_scheduler: Scheduler) -> None:
     until = time.monotonic() + within_s
-    while time.monotonic() < until and (key not in dask_scheduler.tasks or dask_scheduler._active_graph_updates):
+    while time.monotonic() < until and (key not in dask_scheduler.tasks or is_reading_graphs(dask_scheduler)):
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
@@ -243,7 +238,7 @@ def _let_go_of(client: str, keys: Collection[Any], is_end: bool, dask_scheduler:
 async def _idle(within_s: float, dask_worker: Worker) -> None:
     # Ask the workers: the scheduler forgets released tasks, but a worker may still be running one.
     until = time.monotonic() + within_s
-    while time.monotonic() < until and dask_worker._async_instructions:
+    while time.monotonic() < until and is_running_tasks(dask_worker):
         await asyncio.sleep(_LOOK_EVERY_S)
 
 

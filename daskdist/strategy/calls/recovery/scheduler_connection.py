@@ -11,6 +11,7 @@ from distributed import Client
 from daskdist.config import seconds
 from daskdist.errors import WaitTimeoutError
 from daskdist.execute.callers.cluster_requests import closed_error, wait_for_scheduler
+from daskdist.execute.private_names import reconnect_for
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -32,7 +33,7 @@ class SchedulerConnection:
         self._known: Any = client.scheduler_comm
         self._has_given_up = False
         # Otherwise the client would close itself earlier.
-        client._timeout = max(client._timeout, seconds("timeouts.scheduler") + _LONGER_S)
+        reconnect_for(client, seconds("timeouts.scheduler") + _LONGER_S)
 
     @property
     def is_lost(self) -> bool:

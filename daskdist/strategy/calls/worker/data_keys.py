@@ -13,6 +13,7 @@ from distributed.utils_comm import gather_from_workers
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_from_worker
 from daskdist.execute.callers.compute_key import lost_data_error
+from daskdist.execute.private_names import is_reading_graphs
 from daskdist.waiting import wait_intervals
 
 # Seconds to wait for a task before the first query for it; later queries are less frequent.
@@ -91,7 +92,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
 
     async def _may_come(self) -> bool:
         # A busy scheduler takes seconds to read the tasks that clients submit, and answers meanwhile.
-        request = {"function": pickle.dumps(_is_reading_tasks), "args": pickle.dumps(()), "kwargs": pickle.dumps({})}
+        request = {"function": pickle.dumps(is_reading_graphs), "args": pickle.dumps(()), "kwargs": pickle.dumps({})}
         answer = await ask_from_worker(self._worker, "run_function", **request)
         return bool(answer.get("result"))
 
@@ -121,10 +122,6 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
         worker = self._worker
         holders = (await ask_from_worker(worker, "who_has", keys=[key])).get(key, ())
         return [address for address in holders if address != worker.address]
-
-
-def _is_reading_tasks(dask_scheduler: Any) -> bool:
-    return bool(dask_scheduler._active_graph_updates)
 
 
 def data_keys_of(worker: Worker) -> DataKeys:

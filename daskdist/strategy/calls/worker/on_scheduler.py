@@ -173,7 +173,7 @@ def release_soon(client: Client, token: str) -> None:
 
 async def _release_now(client: Client, token: str) -> None:
     with contextlib.suppress(Exception):
-        await client._run_on_scheduler(_release, client.id, token)
+        await client.run_on_scheduler(_release, client.id, token)
 
 
 def _use(client: str, token: str, workers: Sequence[str], dask_scheduler: Scheduler) -> None:
