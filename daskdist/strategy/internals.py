@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import optree
 
@@ -53,6 +53,7 @@ from daskdist.strategy.variables.replica_copy import (
 )
 from daskdist.strategy.variables.variable import Variable
 
+_T = TypeVar("_T")
 logger: Final = logging.getLogger("daskdist")
 
 # Types of arguments of a step that are certainly leaves.
@@ -124,30 +125,46 @@ class StrategyInternals:
             return False
         strategy: Any = self._strategy()
 
-        def join() -> None:
+        def join(group: ReplicaGroup) -> None:
             with cross_replica_scope(strategy):
                 joined = [self.call_each(1, RECOVERY, join_on_replica, variable) for variable in variables]
                 for (outcome,) in joined:
                     strategy.local_results(outcome)
 
-        self._with_those_left(join)
+        self._with_replicas(join, settles=True)
         return True
 
-    def _with_those_left(self, work: Callable[[], Any], *, recovers: bool = True) -> None:
-        # Do something again for as long as workers are lost meanwhile; it may fail because of that if it ``recovers``.
+    def _with_replicas(
+        self,
+        work: Callable[[ReplicaGroup], _T],
+        recover: Callable[[], Any] | None = None,
+        *,
+        settles: bool = False,
+    ) -> _T:
+        """Return the result of a function of the current replicas; call it again if some are lost meanwhile.
+
+        Parameters
+        ----------
+        work
+            The function.
+        recover
+            Called after an error, to continue with the remaining replicas if some are lost; `recover_soon` by default.
+        settles
+            Whether the function is also called again if replicas are found to be lost after it.
+        """
         while True:
             group = self.group.now
             try:
-                work()
+                result = work(group)
             except (ClusterError, CollectiveError):
-                if recovers:
-                    self.recover_soon()
+                (recover or self.recover_soon)()
                 if self.group.now is group:
                     raise
                 continue
-            self.recover_soon()
-            if self.group.now is group:
-                return
+            if settles:
+                self.recover_soon()
+            if not settles or self.group.now is group:
+                return result
 
     def spare_last(self, lost: Collection[str]) -> bool:
         """Return whether a call may be made again that was being made when workers were lost.
@@ -175,7 +192,7 @@ class StrategyInternals:
         Make calls again that need lost workers.
         """
         self.recover_soon()
-        self._with_those_left(self.backend.raise_unobserved, recovers=False)
+        self._with_replicas(lambda _: self.backend.raise_unobserved(), lambda: None, settles=True)
 
     def finish(self, *, raises_all: bool = False) -> None:
         """Wait for all calls, repeating those that failed because of a lost worker.
@@ -183,7 +200,8 @@ class StrategyInternals:
         Raise errors like `Backend.finish`.
         """
         # At the end of a strategy, nothing is left that needs another scheduler.
-        self._with_those_left(partial(self.backend.finish, raises_all=raises_all), recovers=raises_all)
+        recover = None if raises_all else lambda: None
+        self._with_replicas(lambda _: self.backend.finish(raises_all=raises_all), recover, settles=True)
 
     def _align(self, some_remain: bool) -> None:
         if some_remain:
@@ -326,8 +344,10 @@ class StrategyInternals:
             self.recover_soon()
         elif live_workers.in_doubt:
             self.recover()
-        while True:
-            group = self.group.now
+        # Without a batch, a call may need what steps change that are under way; these are made again first.
+        recover = None if batches else partial(self.backend.repetition.made_again_since, 0)
+
+        def send(group: ReplicaGroup) -> Sequence[Handle]:
             if self.group.has_changed:
                 for leaf in batches:
                     self.backend.cut_for(leaf, group)
@@ -335,33 +355,17 @@ class StrategyInternals:
                     if type(leaf) is PerReplica and num_values(leaf) != len(group.replicas):
                         # A worker was lost since `check_values`.
                         raise self.group.wrong_size(operation, num_values(leaf))
-            try:
-                return self.backend.call_replicas(operation, fn, leaves, treespec, group)
-            except ClusterError:
-                if batches:
-                    self.recover_soon()
-                else:
-                    # Steps of a pass that are under way are made again, and this call may need what they change.
-                    self.backend.repetition.made_again_since(0)
-                if self.group.now is group:
-                    raise
+            return self.backend.call_replicas(operation, fn, leaves, treespec, group)
+
+        return self._with_replicas(send, recover)
 
     def logged(self, make: Callable[[ReplicaGroup], Sequence[Handle]]) -> Sequence[Handle]:
         """Make a call on results of steps as `Backend.logged` does, also if the scheduler is lost before it is sent."""
-        group = self.group.now
-        try:
-            return self.backend.logged(make, group)
-        except ClusterError:
-            self.recover()
-            if self.group.now is group:
-                raise
-            return self.logged(make)
+        return self._with_replicas(partial(self.backend.logged, make), self.recover)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], worker: str | None, name: str) -> Any:
         """Make a call once as `Backend.call` does, also if the scheduler is lost before it is sent."""
-        calls = list[Any]()
-        self._with_those_left(lambda: calls.append(self.backend.call(function, args, worker=worker, name=name)))
-        return calls[-1]
+        return self._with_replicas(lambda _: self.backend.call(function, args, worker=worker, name=name))
 
     def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
         """Call a function that returns a list of ``num_leaves`` leaves on each replica; return each leaf's values."""
@@ -462,7 +466,7 @@ class _FoldCall:
         refs = values if isinstance(values, Refs) else _refs_in(values, self.backend)
         parts: Refs | Sequence[Sequence[Any]]
         if refs is not None:
-            parts, size = refs, len(refs.source)
+            parts, size = refs, len(refs.source.workers)
         else:
             parts = list(zip(*[values_read_later(value) for value in values], strict=True))  # type: ignore[arg-type]
             size = len(parts)

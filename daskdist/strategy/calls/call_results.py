@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from daskdist.execute.caller import Handle
@@ -55,15 +56,12 @@ class CallResults:
 
     def results(self, refs: Sequence[Ref]) -> list[Any]:
         """Wait for several values and return them; see `ResultSource`."""
-        while True:
-            number, looks = self.repetition.num_made_again, list[Call]()
-            try:
-                return self._results(refs, looks)
-            except LOST:
-                if not (self._made_on_another(refs, looks) or self.repetition.made_again_since(number)):
-                    raise
+        looks = list[Call]()
+        return self.attempt(partial(self._results, refs, looks), refs, looks)
 
     def _results(self, refs: Sequence[Ref], looks: list[Call]) -> list[Any]:
+        # ``looks`` gets the calls of this attempt that look at results on workers.
+        looks.clear()
         calls = list[Call]()
         for ref in refs:
             if type(ref.source) is Call:
@@ -135,17 +133,18 @@ class CallResults:
             self.streams.check_open(())
             raise self.streams.lost_with(ref.source.workers[ref.place])
 
-    def attempt(self, read: Callable[[], _T], refs: Sequence[Ref] = ()) -> _T:
+    def attempt(self, read: Callable[[], _T], refs: Sequence[Ref] = (), looks: Sequence[Call] = ()) -> _T:
         """Call a function that waits for results; call it again if calls are made again; see `ResultSource`.
 
-        These are also the calls of some references, if they were made once on lost workers.
+        These are also the calls of some references, if they were made once on lost workers, and calls that look at
+        results on lost workers.
         """
         while True:
             number = self.repetition.num_made_again
             try:
                 return read()
             except LOST:
-                if not (self._made_on_another(refs) or self.repetition.made_again_since(number)):
+                if not (self._made_on_another(refs, looks) or self.repetition.made_again_since(number)):
                     raise
 
     def wait_for_step(self, handles: Sequence[Handle], reason: str = "a result was looked at") -> None:

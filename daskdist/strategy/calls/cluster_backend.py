@@ -229,18 +229,17 @@ class ClusterBackend(CallResults):
         are_of_tasks = not of_replicas and {*map(type, sources)} == {TaskResults}
         with streams.lock:
             if group is None or not of_replicas:
-                streams.check_open(())
+                streams.check_open((), sources)
                 workers: Sequence[str] = (self._worker_for(prepared),)
                 lanes_of: Any = {workers[0]: (None,)}
             else:
                 workers, lanes_of = group.worker_of, group.members_of  # type: ignore[assignment]
-                streams.check_open(workers)
+                streams.check_open(workers, sources)
                 for size in sizes:
                     if size != len(workers):
                         raise ClusterError(
                             f"values of {size} replicas are given to {len(workers)}; make the call again"
                         )
-            streams.check_there(sources)
             try:
                 call = streams.new_call(
                     workers,

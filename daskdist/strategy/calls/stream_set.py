@@ -258,17 +258,14 @@ class StreamSet:
             self._streams[origin].link.append(message)
         return "r", record.number, place, origin
 
-    def check_open(self, workers: Iterable[str]) -> None:
-        """Raise a `ClusterError` if the stream to one of the workers is closed."""
+    def check_open(self, workers: Iterable[str], sources: Sequence[Any] = ()) -> None:
+        """Raise a `ClusterError` if the stream to one of the workers is closed, or data that a call needs is gone."""
         if self._is_closed or self.client.status != "running":
             self.live_workers.in_doubt = True
             raise closed_error(self.client)
         if self.has_broken and not all(map(self.is_open, workers)):
             self.live_workers.in_doubt = True
             raise self.lost_error(self.lost())
-
-    def check_there(self, sources: Sequence[Any]) -> None:
-        """Raise a `ClusterError` if data that a call needs is no longer on the cluster."""
         for source in sources:
             for future in source.futures if type(source) is TaskResults else ():
                 if future is not None and future.cancelled():

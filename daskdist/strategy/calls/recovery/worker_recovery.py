@@ -205,9 +205,13 @@ class WorkerRecovery:
         # Return whether some workers are not those that were connected before, once the scheduler knows.
         directories = [before[worker]["local_directory"] if worker in before else None for worker in workers]
         until = time.monotonic() + _KNOWN_WITHIN_S
-        while True:
+
+        def are_lost() -> bool:
             connected = workers_of(self.client)
-            now = [connected[worker]["local_directory"] if worker in connected else "" for worker in workers]
-            if now != directories or time.monotonic() > until:
-                return now != directories
+            return directories != [
+                connected[worker]["local_directory"] if worker in connected else "" for worker in workers
+            ]
+
+        while not (found := are_lost()) and time.monotonic() <= until:
             time.sleep(_LOOK_EVERY_S)
+        return found
