@@ -466,7 +466,9 @@ def test_a_script_without_a_guard(tmp_path, before):
         assert "a process of a LocalCluster runs the script, which starts another one; put the" in done.stderr
         return
     assert (done.returncode, done.stdout) == (0, "total 84\n"), done.stderr
-    assert "Traceback" not in done.stderr
+    # Dask's workers log the error of a heartbeat that is under way when they are closed.
+    num_of_dask = done.stderr.count("Failed to communicate with scheduler during heartbeat")
+    assert done.stderr.count("Traceback (most recent call last)") <= 2 * num_of_dask, done.stderr
 
 
 # --- which worker each replica sits on ---

@@ -13,7 +13,7 @@ from conftest import eventually, never_restart_workers, new_cluster, running_wor
 
 import daskdist
 from daskdist import Dataset
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.calls.stream_set import StreamSet
 
@@ -155,3 +155,32 @@ def test_a_strategy_on_given_workers_cannot_grow():
             daskdist.MultiWorkerMirroredStrategy("tcp://127.0.0.1:1", elastic=True, **options)
     with pytest.raises(ArgumentError, match="elastic is 1; give True or False"):
         daskdist.MultiWorkerMirroredStrategy("tcp://127.0.0.1:1", elastic=1)
+
+
+def test_a_step_before_new_workers_is_not_counted_twice_if_only_they_are_left():
+    def step(batch):
+        total.assign_add(np.float64(batch.sum()))
+        return np.full(100_000, batch.sum())
+
+    with new_cluster(2) as client, daskdist.MultiWorkerMirroredStrategy(client, elastic=True) as strategy:
+        with strategy.scope():
+            total = daskdist.Variable(0.0, aggregation="SUM")
+        distributed = strategy.distribute_dataset(Dataset.range(12).batch(6))
+        value = strategy.run(step, args=(next(iter(distributed)),)).values[0]
+        client.cluster.scale(3)
+        eventually(lambda: len(running_workers(client)) == 3)
+        iter(distributed)
+        assert strategy.num_replicas_in_sync == 3
+        never_restart_workers(client)
+        pids = client.run(os.getpid)
+        before = [pids[replica.worker] for replica in strategy.replicas[:2]]
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
+        # It is sent, but not made, as the workers end.
+        doubled = value * 2
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ClusterError, match="lost"):
+            np.asarray(doubled)
+        eventually(lambda: strategy.num_replicas_in_sync == 1)
+        assert float(total) == 15.0

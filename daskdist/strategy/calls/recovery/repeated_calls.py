@@ -15,7 +15,7 @@ from daskdist.execute.messages.failure import Failure
 from daskdist.execute.paused_workers import MOST_LOSSES, after_repeated_losses, ended_for_memory
 from daskdist.strategy.calls.calls import Losses, Record
 from daskdist.strategy.calls.outcomes import Failed
-from daskdist.strategy.calls.recovery.call_log import CallLog
+from daskdist.strategy.calls.recovery.call_log import CallLog, LoggedCall
 from daskdist.strategy.calls.stream_set import StreamSet
 from daskdist.strategy.group import ReplicaGroup
 
@@ -65,13 +65,20 @@ class RepeatedCalls:
         """Let the last step fail if it is complete, but its results are of use no more; then it is made again."""
         self._log.fail_last(failed, num_replicas)
 
+    def _calls_to_make_again(self) -> list[LoggedCall]:
+        # Replicas continue with the variables of the first one. If its worker has joined since a call on replicas, it
+        # got the variables with the changes of that call, and cannot undo them.
+        is_there, present = self.streams.is_there, self.streams.live_workers.present
+        calls = self._log.calls_to_make_again(is_there)
+        return [call for call in calls if not call[0].is_of_replicas or is_there(present[0], call[0].number)]
+
     def first_to_make_again(self) -> int | None:
         """Return the number of the first call that is to be made again; None if there is none."""
-        return next((record.number for record, _, _ in self._log.calls_to_make_again(self.streams.is_there)), None)
+        return next((record.number for record, _, _ in self._calls_to_make_again()), None)
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Make the calls again that failed because of a lost worker; see `CallRepetition`."""
-        calls = self._log.calls_to_make_again(self.streams.is_there)
+        calls = self._calls_to_make_again()
         records = [record for record, _, _ in calls]
         if calls:
             self.num_made_again += 1
@@ -104,13 +111,13 @@ class RepeatedCalls:
 
     def lost_once(self) -> set[str]:
         """Return the workers that were lost with calls that are to be made again, and were made once."""
-        records = [record for record, _, _ in self._log.calls_to_make_again(self.streams.is_there)]
+        records = [record for record, _, _ in self._calls_to_make_again()]
         once = [record for record in records if record.losses.num_losses + bool(record.lost) == 1]
         return {worker for record in once for worker in (*record.losses.workers, *record.lost)}
 
     def fail_repeated_losses(self) -> None:
         """Fail the calls if one of them ended several workers, when no worker is left."""
-        records = [record for record, _, _ in self._log.calls_to_make_again(self.streams.is_there)]
+        records = [record for record, _, _ in self._calls_to_make_again()]
         if error := self._repeated_loss(records, 1, "; no worker is left, create a new strategy"):
             self.num_made_again += 1
             self._fail(records, error)

@@ -212,6 +212,6 @@ class WorkerRecovery:
                 connected[worker]["local_directory"] if worker in connected else "" for worker in workers
             ]
 
-        while not (found := are_lost()) and time.monotonic() <= until:
+        while not (is_known := are_lost()) and time.monotonic() <= until:
             time.sleep(_LOOK_EVERY_S)
-        return found
+        return is_known
