@@ -28,7 +28,6 @@ from measure import MIB, Figure, Memory, arguments, interleaved, measured, repor
 from peers import PEERS, Peer
 from peers.serving import BATCH, BOUNDARIES, NUM_KEYS, WINDOW, Data
 from spine import exhaust, write_rows
-from threads import by_default
 
 import daskdist
 from daskdist import Dataset
@@ -50,8 +49,6 @@ class Size:
         Rows of a row group there, one run each.
     repeats, pairs
         The number of timings of each case, and of an arranged pipeline beside its sources.
-    part
-        The share of the rows of functions that are called row by row by threads.
     """
 
     rows: int = 2_000_000
@@ -65,7 +62,6 @@ class Size:
     shuffled_group_rows: tuple[int, ...] = (250_000, 62_500, 10_000)
     repeats: int = 5
     pairs: int = 25
-    part: float = 1.0
 
 
 SIZES: Final = {
@@ -82,7 +78,6 @@ SIZES: Final = {
         shuffled_group_rows=(2_500,),
         repeats=1,
         pairs=1,
-        part=0.01,
     ),
 }
 
@@ -684,7 +679,6 @@ def streamed(folder: str, names: list[str], buffer_size: int | None) -> tuple[in
 
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
     **{name: lambda size, name=name: elements(size, [name]) for name in CASES},  # type: ignore[misc]
-    "row_by_row_threads": lambda size: by_default(size.part, size.repeats),
     "saved": saved,
     "arranging": arranging,
     "memory": memory,

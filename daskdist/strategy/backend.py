@@ -136,8 +136,12 @@ class CallRepetition(Protocol):
         """
         ...
 
-    def first_to_make_again(self) -> int | None:
-        """Return the number of the first call that is to be made again, as a worker is lost; None if there is none."""
+    def first_to_undo(self) -> int | None:
+        """Return the number of the first call to undo, as it is to be made again; None if there is none."""
+        ...
+
+    def note_undone(self) -> None:
+        """Note that the changes of variables by the calls that are to be made again are undone."""
         ...
 
     def lost_once(self) -> Collection[str]:

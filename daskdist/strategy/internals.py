@@ -213,7 +213,7 @@ class StrategyInternals:
     def _align_variables(self) -> None:
         strategy: Any = self._strategy()
         variables = self._variables_now()
-        first = self.backend.repetition.first_to_make_again()
+        first = self.backend.repetition.first_to_undo()
         if first is not None and variables:
             self._undo(first, variables)
         # Some copies of a mirrored variable may already have the next value, and others not.
@@ -248,8 +248,11 @@ class StrategyInternals:
         strategy: Any = self._strategy()
         with cross_replica_scope(strategy):
             (outcome,) = self.call_each(1, RECOVERY, undo_on_replica, first)
-            if not all(strategy.local_results(outcome)):
-                self.backend.repetition.give_up("they changed variables whose earlier values are not kept")
+            are_undone = all(strategy.local_results(outcome))
+        if are_undone:
+            self.backend.repetition.note_undone()
+        else:
+            self.backend.repetition.give_up("they changed variables whose earlier values are not kept")
 
     def check_scope(self, operation: str) -> None:
         """Raise an error on a replica or in the scope of another strategy; otherwise recover from lost workers.

@@ -11,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import dask
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -119,23 +120,27 @@ class Model(RuleBasedStateMachine):
         self.failures = UnobservedFailures()
         self.client = self
         self.connection = SimpleNamespace(is_lost=False)
-        self.live_workers = SimpleNamespace(present=())
+        self.live_workers = SimpleNamespace(present=(), joined=set())
         self.repeated = RepeatedCalls(self, self.log)
         self.workers = []
         for _ in range(num_workers):
             self.add_worker(0)
+        self.live_workers.joined.clear()
         # What the variable has to be, and for each reduction that the program refers to what it has to be.
         self.expected = 0
         self.sums = []
         self.last = None
         # Losses that come while the program recovers: after so many advances of workers.
         self.later_losses = deque()
+        self.num_joining = 0
 
     # --- the model of the streams ---
 
     def add_worker(self, value):
         self.number += 1
-        self.workers.append(Worker(f"worker {self.number}", value, self.number))
+        name = f"worker {self.number}"
+        self.workers.append(Worker(name, value, self.number))
+        self.live_workers.joined.add(name)
         self.live_workers.present = tuple(worker.name for worker in self.workers)
 
     def is_there(self, name, number):
@@ -203,13 +208,12 @@ class Model(RuleBasedStateMachine):
                     self.note(record, place, failed(self.lost_error([lost.name])))
 
     def new_call(self, workers, name, *, is_of_replicas):
+        if lost := [worker.name for worker in workers if not worker.is_alive]:
+            raise self.lost_error(lost)
         self.number += 1
         names = tuple(worker.name for worker in workers)
         call = Call(Record(self.number, names, (), name, is_of_replicas=is_of_replicas), self.dropped)
         self.under_way[self.number] = call.record
-        for worker in workers:
-            if not worker.is_alive:
-                self.note(call.record, names.index(worker.name), failed(self.lost_error([worker.name])))
         return call
 
     def send_meeting(self, rows, undo_from, group):
@@ -248,13 +252,18 @@ class Model(RuleBasedStateMachine):
             self.wait(lambda: not self.under_way)
             if self.lost():
                 continue
-            first = self.repeated.first_to_make_again()
+            first = self.repeated.first_to_undo()
             if first is not None:
                 are_undone = [worker.undo(first) for worker in self.workers]
                 assert all(are_undone)
+                self.repeated.note_undone()
             # As `align_on_replica` does.
             for worker in self.workers:
                 worker.value = self.workers[0].value
+            # In the places of lost ones that Dask has started again.
+            for _ in range(self.num_joining):
+                self.add_worker(self.workers[0].value)
+            self.num_joining = 0
             try:
                 self.repeated.make_again(self.live_workers.present)
             except ClusterError:
@@ -310,7 +319,7 @@ class Model(RuleBasedStateMachine):
     def lose(self, number):
         self.lose_one(number)
 
-    @rule(after=st.lists(st.integers(0, 5), max_size=2))
+    @rule(after=st.lists(st.integers(0, 9), max_size=4))
     def lose_while_it_recovers(self, after):
         self.later_losses.extend(after)
 
@@ -319,6 +328,11 @@ class Model(RuleBasedStateMachine):
     def join(self):
         self.finish()
         self.add_worker(self.workers[0].value)
+
+    @precondition(lambda self: len(self.workers) < 5)
+    @rule(number=st.integers(1, 3))
+    def join_while_it_recovers(self, number):
+        self.num_joining = number
 
     @rule(number=st.integers(0, 9))
     def go_on(self, number):
@@ -363,6 +377,36 @@ def test_a_worker_that_has_joined_since_does_not_make_a_call_again():
     assert model.expected == 3
     ((call, _),) = model.sums
     assert call.record.has_failed
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_calls_that_were_undone_are_made_by_workers_that_have_joined_since(is_complete):
+    model = Model()
+    model.begin(num_workers=3)
+    for number in (1, 2, 3):
+        model.step(rows=[number])
+    if is_complete:
+        model.wait(lambda: not model.under_way)
+        # Its results are needed, and lost with a worker.
+        model.reduce()
+    model.lose(number=0)
+    model.num_joining = 2
+    make_again = model.repeated.make_again
+
+    def with_losses(present):
+        if len(present) == 4:
+            # The other two that were there before are lost, too: at the first call, or before it.
+            model.later_losses.extend([0, 0])
+            if is_complete:
+                model.lose_one(1)
+                model.lose_one(0)
+                model.later_losses.clear()
+        make_again(present)
+
+    model.repeated.make_again = with_losses
+    model.look()
+    assert model.expected == 6
+    assert len(model.workers) == 2
 
 
 class TestModel(Model.TestCase):

@@ -15,6 +15,7 @@ from distributed.scheduler import KilledWorker
 
 from daskdist import Dataset, MultiWorkerMirroredStrategy, Variable, errors, function
 from daskdist.execute.callers.submit import Submit
+from daskdist.strategy.calls.recovery.call_log import CallLog
 from daskdist.strategy.calls.worker.worker_streams import _streams
 from daskdist.strategy.replica.contract import internals_of
 
@@ -272,3 +273,39 @@ def test_a_pass_ends_where_each_attempt_of_a_task_ended_a_worker(strategy):
         with pytest.raises(errors.RepeatedLossError, match=r"map.* ran each of 2 times that a worker was lost"):
             next(steps)
     assert len(strategy.workers) == 1
+
+
+def test_steps_that_were_made_again_before_another_loss_count_once(monkeypatch):
+    def step(batch):
+        total.assign_add(np.float64(batch.sum()))
+        return batch.sum()
+
+    make_again, numbers = CallLog.make_again, []
+
+    def make_again_with_a_loss(log, logged, group):
+        numbers.append(logged[0].number)
+        if len(numbers) == 2:
+            # The first step has been made again, and the others have not.
+            os.kill(pids[group.workers[-1]], signal.SIGKILL)
+            eventually(internals_of(strategy).backend.streams.lost)
+        return make_again(log, logged, group)
+
+    with new_cluster(4) as client, MultiWorkerMirroredStrategy(client) as strategy:
+        never_restart_workers(client)
+        with strategy.scope():
+            total = Variable(0.0, aggregation="SUM")
+        pids = client.run(os.getpid)
+        distributed = strategy.distribute_dataset(Dataset.range(24).batch(8))
+        # The first step shows what the function returns.
+        assert sum(strategy.local_results(strategy.run(step, args=(next(iter(distributed)),)))) == 28
+        batches = list(distributed)
+        first = pids[strategy.workers[0]]
+        os.kill(first, signal.SIGSTOP)
+        sums = [strategy.run(step, args=(batch,)) for batch in batches]
+        monkeypatch.setattr(CallLog, "make_again", make_again_with_a_loss)
+        os.kill(first, signal.SIGKILL)
+        assert [sum(strategy.local_results(part)) for part in sums] == [28, 92, 156]
+        assert float(total) == 28 + sum(range(24))
+        assert len(strategy.workers) == 2
+        # Three, and then the two that had not been made again.
+        assert len(numbers) == 5 - 1

@@ -32,6 +32,8 @@ class LiveWorkers:
     def __init__(self, workers: Sequence[str]) -> None:
         # Present and lost workers, replaced together so that readers see a consistent pair.
         self._present_and_lost: tuple[tuple[str, ...], tuple[str, ...]] = tuple(workers), ()
+        # The workers that have joined others, from which they got the values of variables; lost ones included.
+        self.joined: set[str] = set()
         # The local directory of each worker, which identifies its process.
         self._directories: dict[str, str] = {}
         # Address -> the last heartbeat that the scheduler knew of, and the time in this process at which it was first
@@ -199,6 +201,7 @@ class LiveWorkers:
         (('tcp://b:1', 'tcp://c:1', 'tcp://a:1'), ())
         """
         present, lost = self._present_and_lost
+        self.joined = {*self.joined, *addresses} if present else set()
         for address in addresses:
             for known in (self._directories, self._heartbeats, self._leaving):
                 known.pop(address, None)

@@ -79,6 +79,7 @@ class Record:
         "is_of_replicas",
         "is_of_tasks",
         "is_step",
+        "is_undone",
         "losses",
         "lost",
         "name",
@@ -129,6 +130,8 @@ class Record:
         # The workers that were lost while they were making it, and those of earlier attempts.
         self.lost: tuple[str, ...] = ()
         self.losses = _NO_LOSSES
+        # Whether its changes of variables are undone, as it is going to be made again.
+        self.is_undone = False
 
     @property
     def holders(self) -> set[str]:

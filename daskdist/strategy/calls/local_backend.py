@@ -62,9 +62,12 @@ class NoRecovery:
         """Return False."""
         return False
 
-    def first_to_make_again(self) -> int | None:
+    def first_to_undo(self) -> int | None:
         """Return None."""
         return None
+
+    def note_undone(self) -> None:
+        """Return immediately."""
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Return immediately."""

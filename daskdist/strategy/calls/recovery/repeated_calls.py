@@ -66,15 +66,36 @@ class RepeatedCalls:
         self._log.fail_last(failed, num_replicas)
 
     def _calls_to_make_again(self) -> list[LoggedCall]:
-        # Replicas continue with the variables of the first one. If its worker has joined since a call on replicas, it
-        # got the variables with the changes of that call, and cannot undo them.
-        is_there, present = self.streams.is_there, self.streams.live_workers.present
+        # Replicas continue with the variables of the first one. If its worker joined others after a call on replicas
+        # was complete, it got the variables with the changes of that call, and cannot undo them.
+        live_workers, is_there = self.streams.live_workers, self.streams.is_there
         calls = self._log.calls_to_make_again(is_there)
-        return [call for call in calls if not call[0].is_of_replicas or is_there(present[0], call[0].number)]
+        first = live_workers.present[0] if live_workers.present else ""
+        if first not in live_workers.joined:
+            return calls
+        return [
+            call
+            for call in calls
+            if not call[0].is_of_replicas or call[0].has_failed or is_there(first, call[0].number)
+        ]
 
-    def first_to_make_again(self) -> int | None:
-        """Return the number of the first call that is to be made again; None if there is none."""
-        return next((record.number for record, _, _ in self._calls_to_make_again()), None)
+    def first_to_undo(self) -> int | None:
+        """Return the number of the first call to undo before calls are made again; None if there is none."""
+        records = [record for record, _, _ in self._calls_to_make_again()]
+        return next((record.number for record in records if record.is_of_replicas and not record.is_undone), None)
+
+    def note_undone(self) -> None:
+        """Note that the calls that are to be made again are undone: they fail until they have been made again.
+
+        If another worker is lost meanwhile, the rest of them are made again, also those that had been complete, and the
+        changes of those that have been made again stay.
+        """
+        why = Failed(Failure.of(ClusterError("a call was undone after the loss of a worker")), None)
+        for record, _, _ in self._calls_to_make_again():
+            if record.is_of_replicas:
+                record.is_undone = True
+                if not record.has_failed:
+                    record.fail(why)
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Make the calls again that failed because of a lost worker; see `CallRepetition`."""
