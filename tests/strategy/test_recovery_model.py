@@ -91,10 +91,11 @@ class Meeting:
 class Sum:
     """A call of one worker with the results of a call on replicas."""
 
-    def __init__(self, call, source, workers):
+    def __init__(self, call, source, workers, stays):
         self.record = call.record
         self.source = source.record
         self.workers = workers
+        self.stays = stays
 
     def advance(self, worker):
         values = []
@@ -106,7 +107,8 @@ class Sum:
             if self.source.number not in holder.results:
                 return None
             values.append(holder.results[self.source.number])
-        return None, sum(values)
+        worker.results[self.record.number] = sum(values)
+        return None, StaysOnWorker(8) if self.stays else sum(values)
 
 
 class Model(RuleBasedStateMachine):
@@ -228,11 +230,11 @@ class Model(RuleBasedStateMachine):
             worker.queue[-1].came = came
         return call
 
-    def send_sum(self, source, group):
+    def send_sum(self, source, stays, group):
         workers = [next(w for w in self.everyone if w.name == name) for name in source.workers]
         worker = next(worker for worker in self.workers if worker.is_alive)
         call = self.new_call([worker], "reduce", is_of_replicas=False)
-        worker.queue.append(Sum(call, source, workers))
+        worker.queue.append(Sum(call, source, workers, stays))
         return call
 
     # --- the program ---
@@ -300,16 +302,26 @@ class Model(RuleBasedStateMachine):
         self.expected += 1
 
     @precondition(lambda self: self.last is not None)
-    @rule()
-    def reduce(self):
+    @rule(stays=st.booleans())
+    def reduce(self, stays=False):
         self.recover()
-        make = partial(self.send_sum, self.last)
-        if any(not self.is_there(name, self.last.record.number) for name in self.last.workers):
-            # Its results are gone, and `fail_last` is for the loss of all workers.
+        self.add_up(self.last, stays, self.last_sum)
+
+    @precondition(lambda self: self.sums)
+    @rule(number=st.integers(0, 9), stays=st.booleans())
+    def use_a_sum(self, number, stays):
+        self.recover()
+        call, expected = self.sums[number % len(self.sums)]
+        self.add_up(call, stays, expected)
+
+    def add_up(self, source, stays, expected):
+        if any(not self.is_there(name, source.record.number) for name in source.workers):
+            # Its results are gone: that is an error before the call is sent.
             return
+        make = partial(self.send_sum, source, stays)
         call = make(None)
         self.log.add(call, make)
-        self.sums.append((call, self.last_sum))
+        self.sums.append((call, expected))
 
     @rule()
     def forget_results(self):
@@ -347,11 +359,15 @@ class Model(RuleBasedStateMachine):
         self.finish()
         assert {worker.value for worker in self.workers} == {self.expected}
         for call, expected in self.sums:
-            if not call.record.has_failed:
-                assert call.record.outcomes[0] == (None, expected)
-            else:
-                # Its step was complete before the loss, and is not made again.
-                assert isinstance(call.record.outcomes[0][1].failure.error(), ClusterError)
+            record = call.record
+            _, value = record.outcomes[0]
+            if record.has_failed:
+                # What it needs was complete before the loss, and is not made again.
+                assert isinstance(value.failure.error(), ClusterError)
+            elif type(value) is not StaysOnWorker:
+                assert value == expected
+            elif self.is_there(record.workers[0], record.number):
+                assert [w.results[record.number] for w in self.workers if w.name == record.workers[0]] == [expected]
 
     @invariant()
     def no_call_is_lost_from_sight(self):
