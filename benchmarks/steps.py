@@ -36,6 +36,7 @@ from distributed.deploy.subprocess import SubprocessCluster
 from measure import MIB, Figure, arguments, measured, report
 
 import daskdist
+from daskdist.strategy.replica.contract import internals_of
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ SIZES: Final = {"full": Size(), "small": Size(2**12, 50, 20, 5, 100, 100, 1)}
 
 _BATCH_ROWS: Final = 128
 _STEPS_A_CALL: Final = 100
+_NUM_LOOP_STEPS: Final = 400
+_HERE: Final[dict[str, Any]] = {"host": "127.0.0.1", "protocol": "tcp", "dashboard_address": "127.0.0.1:0"}
 # The calls in a message of bare streams, and the most messages of a stream in flight.
 _CALLS_A_MESSAGE, _MESSAGES_AHEAD = 64, 4
 
@@ -435,10 +438,45 @@ def growth(size: Size) -> Iterator[Figure]:
             yield Figure(f"cluster, {name}: tasks left", num_tasks, "tasks", target=2_500, bound="most")
 
 
+def workers(size: Size) -> Iterator[Figure]:
+    """Measure the cost of a step for each of 2, 8 and 32 workers of this process, and what a loop on replicas sends."""
+    for num_workers in (2, 8, 32):
+        rows = np.ones((_NUM_LOOP_STEPS * num_workers, 16), np.float32)
+        with (
+            LocalCluster(n_workers=num_workers, processes=False, threads_per_worker=1, **_HERE) as local,
+            Client(local) as client,
+            daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+        ):
+            dataset = daskdist.Dataset.from_tensor_slices(rows).batch(num_workers)
+            iterator = iter(strategy.distribute_dataset(dataset.repeat()))
+            num_steps = max(size.cluster_steps // num_workers, 2)
+
+            def make(num_steps: int = num_steps, strategy: Any = strategy, iterator: Iterator[Any] = iterator) -> None:
+                for _ in range(num_steps):
+                    sums = strategy.run(total, args=(next(iterator),))
+                strategy.local_results(sums)
+
+            make()
+            rate = median(per_second(num_steps, make) for _ in range(size.repeats))
+            streams = internals_of(strategy).backend.streams._streams.values()
+            before = sum(stream.link.state.num_sent for stream in streams)
+            loop = strategy.run(_num_batches, args=(strategy.distribute_dataset(dataset),))
+            strategy.local_results(loop)
+            sent = (sum(stream.link.state.num_sent for stream in streams) - before) / num_workers
+        note = f"{rate:,.0f} steps/s; a loop of {_NUM_LOOP_STEPS} steps took {sent:.0f} messages a worker"
+        what = f"{num_workers} workers, a step at a time: for each worker"
+        yield Figure(what, 1e6 / rate / num_workers, "us", target=250, bound="most", note=note)
+
+
+def _num_batches(batches: Any) -> int:
+    return sum(1 for _ in batches)
+
+
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
     "embedded": embedded,
     "cluster": cluster,
     "training": training,
+    "workers": workers,
     "round_trips": round_trips,
     "growth": growth,
 }
