@@ -6,7 +6,9 @@ import threading
 from collections import deque
 from dataclasses import replace
 
-from daskdist.errors import ClusterError
+import pytest
+
+from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.calls.calls import Call, Record, note_lost
 from daskdist.strategy.calls.outcomes import Failed
@@ -77,6 +79,28 @@ def test_a_lost_worker_was_making_one_of_the_first_two_calls_of_each_of_its_repl
     # A reduction is counted if nothing else is made.
     note_lost([reduction], "lost")
     assert reduction.lost == ("lost",)
+
+
+@pytest.mark.parametrize("error", [ClusterError, CollectiveError])
+def test_a_recovery_goes_on_if_another_worker_is_lost_while_replicas_meet(error):
+    three = ReplicaGroup("token", tuple(Replica(name, "CPU:0") for name in "abc"))
+    groups = [replace(three, replicas=three.replicas[:number]) for number in (2, 1)]
+
+    class Recovery:
+        in_doubt = True
+
+        def recover(self, group):
+            return groups.pop(0) if groups else group
+
+    current, sizes = CurrentGroup(three, Recovery()), []
+
+    def align(some_remain):
+        sizes.append(len(current.now.replicas))
+        if len(sizes) == 1:
+            raise error("a replica is missing")
+
+    current.recover(align)
+    assert sizes == [2, 1]
 
 
 def test_other_threads_wait_for_a_recovery_that_is_under_way():

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from daskdist.errors import ArgumentError, ClusterError
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.strategy.backend import Recovery
 from daskdist.strategy.group import ReplicaGroup
 
@@ -49,8 +49,8 @@ class CurrentGroup:
                     try:
                         align(some_remain)
                         failed = None
-                    except (ClusterError, OSError) as error:
-                        # Another worker may be lost in the meantime.
+                    except (ClusterError, CollectiveError, OSError) as error:
+                        # Another worker may be lost in the meantime, also while the replicas meet.
                         failed = error
                 if failed is not None:
                     raise failed
