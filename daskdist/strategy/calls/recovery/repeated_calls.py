@@ -90,7 +90,9 @@ class RepeatedCalls:
         If another worker is lost meanwhile, the rest of them are made again, also those that had been complete, and the
         changes of those that have been made again stay.
         """
-        why = Failed(Failure.of(ClusterError("a call was undone after the loss of a worker")), None)
+        why = Failed(
+            Failure.of(ClusterError("a call was undone after the loss of a worker, and has not been made again")), None
+        )
         for record, _, _ in self._calls_to_make_again():
             if record.is_of_replicas:
                 record.is_undone = True
