@@ -107,6 +107,10 @@ class CollectiveError(DaskdistError, RuntimeError):
     """Replicas do not all take part in a joint operation: one is missing, lost, or does something else."""
 
 
+class NotMadeAgainError(ClusterError):
+    """Steps that failed with a lost worker, or whose results were lost, are not made again."""
+
+
 class RepeatedLossError(DaskdistError, RuntimeError):
     """Workers were lost each time that they made a call or task, for example as it takes more memory than they have.
 

@@ -144,6 +144,10 @@ class CallRepetition(Protocol):
         """Note that the changes of variables by the calls that are to be made again are undone."""
         ...
 
+    def note_aligned(self) -> None:
+        """Note that all replicas have the same values of variables."""
+        ...
+
     def lost_once(self) -> Collection[str]:
         """Return the workers that were lost with calls that are to be made again, and were made once."""
         ...

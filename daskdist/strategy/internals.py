@@ -15,7 +15,7 @@ import optree
 
 from daskdist.config import setting
 from daskdist.core.functions.current_context import current_context
-from daskdist.errors import ArgumentError, ClusterError, CollectiveError
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError, NotMadeAgainError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import RECOVERY, Backend
 from daskdist.strategy.calls.returned_values import ReturnedValues
@@ -81,6 +81,8 @@ class StrategyInternals:
         self.merge_calls = merge_calls
         self.returned = ReturnedValues(backend)
         self.has_warned_of_uneven = False
+        # The values that replicas which left had of their own, by the number of the variable, until others have them.
+        self._handed_over: list[tuple[int, Mapping[int, list[Any]]]] = []
         # number -> variable, for the variables that the program still references.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
         backend.repetition.on_loss(weakref.WeakMethod(self.recover))
@@ -156,6 +158,8 @@ class StrategyInternals:
             group = self.group.now
             try:
                 result = work(group)
+            except NotMadeAgainError:
+                raise
             except (ClusterError, CollectiveError):
                 (recover or self.recover_soon)()
                 if self.group.now is group:
@@ -220,23 +224,32 @@ class StrategyInternals:
         with cross_replica_scope(strategy):
             mirrored = [variable for variable in variables if is_mirrored(variable)]
             aligned = [self.call_each(1, RECOVERY, align_on_replica, variable) for variable in mirrored]
+        are_aligned = True
         for (outcome,) in aligned:
-            # A variable whose creation failed has no value.
-            with cross_replica_scope(strategy), contextlib.suppress(ArgumentError, CollectiveError):
-                strategy.local_results(outcome)
+            try:
+                with cross_replica_scope(strategy):
+                    strategy.local_results(outcome)
+            except ArgumentError:
+                # A variable whose creation failed has no value.
+                pass
+            except CollectiveError:
+                # The same, or a worker is lost, which the calls that are made again notice.
+                are_aligned = False
+        if are_aligned:
+            self.backend.repetition.note_aligned()
         for handed_over in self.backend.recovery.take_handed_over():
-            self._inherit(handed_over)
+            self._handed_over += handed_over.items()
+        while self._handed_over:
+            # If a worker is lost meanwhile, the others are not taken over twice.
+            self._inherit(*self._handed_over.pop())
 
-    def _inherit(self, handed_over: Mapping[int, Mapping[int, list[Any]]]) -> None:
-        # Replicas that left had values of their own.
+    def _inherit(self, number: int, values: Mapping[int, list[Any]]) -> None:
+        # Replicas that left had values of their own of a variable.
         strategy: Any = self._strategy()
-        with cross_replica_scope(strategy):
-            inherited = [
-                self.call_each(1, RECOVERY, inherit_on_replica, variable, values)
-                for number, values in handed_over.items()
-                if (variable := self._variables.get(number)) is not None
-            ]
-            for (outcome,) in inherited:
+        variable = self._variables.get(number)
+        if variable is not None:
+            with cross_replica_scope(strategy):
+                (outcome,) = self.call_each(1, RECOVERY, inherit_on_replica, variable, values)
                 strategy.local_results(outcome)
 
     def _undo(self, first: int, variables: Sequence[Variable]) -> None:
@@ -249,9 +262,9 @@ class StrategyInternals:
         with cross_replica_scope(strategy):
             (outcome,) = self.call_each(1, RECOVERY, undo_on_replica, first)
             are_undone = all(strategy.local_results(outcome))
-        if are_undone:
-            self.backend.repetition.note_undone()
-        else:
+        # Those that were complete fail, too, until they are made again, or for good.
+        self.backend.repetition.note_undone()
+        if not are_undone:
             self.backend.repetition.give_up("they changed variables whose earlier values are not kept")
 
     def check_scope(self, operation: str) -> None:

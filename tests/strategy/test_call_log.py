@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from daskdist.errors import ClusterError, CollectiveError
+from daskdist.errors import ClusterError, CollectiveError, NotMadeAgainError
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.calls.calls import Call, Record, note_lost
 from daskdist.strategy.calls.outcomes import Failed
 from daskdist.strategy.calls.recovery.call_log import CallLog
 from daskdist.strategy.group import Replica, ReplicaGroup
+from daskdist.strategy.internals import StrategyInternals
 from daskdist.strategy.replica.current_group import CurrentGroup
 
 
@@ -101,6 +103,42 @@ def test_a_recovery_goes_on_if_another_worker_is_lost_while_replicas_meet(error)
 
     current.recover(align)
     assert sizes == [2, 1]
+
+
+def test_a_recovery_that_failed_is_continued_by_the_next_call():
+    two = ReplicaGroup("token", (Replica("a", "CPU:0"), Replica("b", "CPU:0")))
+    groups, errors, calls = [replace(two, replicas=two.replicas[:1])], [CollectiveError("first"), OSError("second")], []
+
+    class Recovery:
+        in_doubt = True
+
+        def recover(self, group):
+            self.in_doubt = False
+            return groups.pop() if groups else group
+
+    def align(some_remain):
+        calls.append(some_remain)
+        if errors:
+            raise errors.pop(0)
+
+    current = CurrentGroup(two, Recovery())
+    with pytest.raises(OSError, match="second"):
+        current.recover(align)
+    assert current.is_recovering
+    current.recover(align)
+    assert not current.is_recovering
+    current.recover(align)
+    assert calls == [True] * 3
+
+
+def test_steps_that_are_not_made_again_are_an_error_also_if_replicas_change():
+    strategy = SimpleNamespace(group=SimpleNamespace(now=1), recover_soon=lambda: setattr(strategy.group, "now", 2))
+
+    def work(group):
+        raise NotMadeAgainError("steps") if group == 1 else ClusterError("never")
+
+    with pytest.raises(NotMadeAgainError):
+        StrategyInternals._with_replicas(strategy, work)
 
 
 def test_other_threads_wait_for_a_recovery_that_is_under_way():

@@ -16,14 +16,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from daskdist.errors import ClusterError, CollectiveError
+from daskdist.errors import ClusterError, CollectiveError, NotMadeAgainError
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.calls.calls import Call, Record, note_lost
 from daskdist.strategy.calls.outcomes import Failed, StaysOnWorker
 from daskdist.strategy.calls.recovery.call_log import CallLog
 from daskdist.strategy.calls.recovery.repeated_calls import MOST_LOSSES, RepeatedCalls
 from daskdist.strategy.calls.unobserved_failures import UnobservedFailures
-from daskdist.strategy.variables.undo_log import UndoLog
+from daskdist.strategy.variables.undo_log import UNKNOWN, UndoLog
 
 VARIABLE = 0
 
@@ -122,7 +122,7 @@ class Model(RuleBasedStateMachine):
         self.failures = UnobservedFailures()
         self.client = self
         self.connection = SimpleNamespace(is_lost=False)
-        self.live_workers = SimpleNamespace(present=(), joined=set())
+        self.live_workers = SimpleNamespace(present=(), joined=set(), lost=())
         self.repeated = RepeatedCalls(self, self.log)
         self.workers = []
         for _ in range(num_workers):
@@ -134,6 +134,8 @@ class Model(RuleBasedStateMachine):
         self.last = None
         # Losses that come while the program recovers: after so many advances of workers.
         self.later_losses = deque()
+        # Whether a worker is lost at each point between undoing calls and making them again.
+        self.losses_between = deque()
         self.num_joining = 0
 
     # --- the model of the streams ---
@@ -164,6 +166,10 @@ class Model(RuleBasedStateMachine):
                 self.later_losses[0] -= 1
             # Otherwise everything has stopped for ever.
             assert sum(self.advance(worker) or self.deliver(worker) for worker in self.workers) or is_over()
+
+    def maybe_lose(self):
+        if self.losses_between and self.losses_between.popleft():
+            self.lose_one(0)
 
     def advance(self, worker):
         if not worker.is_alive or not worker.queue:
@@ -256,12 +262,18 @@ class Model(RuleBasedStateMachine):
                 continue
             first = self.repeated.first_to_undo()
             if first is not None:
-                are_undone = [worker.undo(first) for worker in self.workers]
+                are_undone = [worker.undo(first) for worker in self.workers if worker.is_alive]
                 assert all(are_undone)
                 self.repeated.note_undone()
-            # As `align_on_replica` does.
-            for worker in self.workers:
-                worker.value = self.workers[0].value
+            # As `align_on_replica` does: a worker may be lost before others have its value.
+            self.maybe_lose()
+            if not self.lost():
+                for worker in self.workers:
+                    worker.value = self.workers[0].value
+                self.repeated.note_aligned()
+            self.maybe_lose()
+            if self.lost():
+                continue
             # In the places of lost ones that Dask has started again.
             for _ in range(self.num_joining):
                 self.add_worker(self.workers[0].value)
@@ -273,6 +285,7 @@ class Model(RuleBasedStateMachine):
 
     def finish(self):
         self.later_losses.clear()
+        self.losses_between.clear()
         self.recover()
         self.wait(lambda: not self.under_way)
 
@@ -341,6 +354,10 @@ class Model(RuleBasedStateMachine):
         self.finish()
         self.add_worker(self.workers[0].value)
 
+    @rule(are_lost=st.lists(st.booleans(), max_size=4))
+    def lose_between_undoing_and_making_again(self, are_lost):
+        self.losses_between.extend(are_lost)
+
     @precondition(lambda self: len(self.workers) < 5)
     @rule(number=st.integers(1, 3))
     def join_while_it_recovers(self, number):
@@ -357,7 +374,11 @@ class Model(RuleBasedStateMachine):
     @rule()
     def look(self):
         self.finish()
-        assert {worker.value for worker in self.workers} == {self.expected}
+        (value,) = {worker.value for worker in self.workers}
+        if self.repeated.failed is not None:
+            # The program is told that steps are not made again.
+            self.repeated.failed, self.expected, self.sums = None, value, []
+        assert value == self.expected
         for call, expected in self.sums:
             record = call.record
             _, value = record.outcomes[0]
@@ -393,6 +414,36 @@ def test_a_worker_that_has_joined_since_does_not_make_a_call_again():
     assert model.expected == 3
     ((call, _),) = model.sums
     assert call.record.has_failed
+
+
+def test_a_call_is_given_up_if_all_workers_that_undid_it_are_lost():
+    model = Model()
+    model.begin(num_workers=2)
+    model.step(rows=[1])
+    model.join()
+    model.join()
+    model.reduce()
+    model.lose_between_undoing_and_making_again([True])
+    model.lose(number=0)
+    model.recover()
+    # The joined workers have the changes of the step, which is not made again.
+    assert [worker.value for worker in model.workers] == [1, 1]
+    assert isinstance(model.repeated.failed.failure.error(), NotMadeAgainError)
+
+
+def test_calls_are_undone_as_a_whole_or_not_at_all():
+    undo_log, restored = UndoLog(), []
+    undo_log.begin(1, 0)
+    undo_log.note(VARIABLE, UNKNOWN)
+    undo_log.note(VARIABLE + 1, (5,))
+    assert not undo_log.undo(1, lambda *change: restored.append(change))
+    assert restored == []
+    undo_log.begin(9, 4)
+    # What changed before is no longer known.
+    assert not undo_log.undo(1, lambda *change: restored.append(change))
+    undo_log.note(VARIABLE, (7,))
+    assert undo_log.undo(9, lambda *change: restored.append(change))
+    assert restored == [(VARIABLE, (7,))]
 
 
 @pytest.mark.parametrize("is_complete", [False, True])

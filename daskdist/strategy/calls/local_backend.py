@@ -69,6 +69,9 @@ class NoRecovery:
     def note_undone(self) -> None:
         """Return immediately."""
 
+    def note_aligned(self) -> None:
+        """Return immediately."""
+
     def make_again(self, group: ReplicaGroup) -> None:
         """Return immediately."""
 

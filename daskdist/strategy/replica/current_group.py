@@ -25,9 +25,14 @@ class CurrentGroup:
         # True once replicas were lost or added.
         self.has_changed = False
         self._lost: tuple[str | None, ...] = ()
-        # The flag prevents re-entry, as recovery itself calls replicas; other threads then wait for the lock.
+        # Other threads wait for the lock. The flag prevents re-entry, as recovery itself calls replicas.
         self._lock = threading.RLock()
+        self._is_inside = False
+        # True while a recovery is under way, and after one that failed: the next call goes on with it.
         self.is_recovering = False
+        # Whether some replicas remained of those before the losses after which replicas have yet to be aligned; None if
+        # all are aligned.
+        self._some_remain: bool | None = None
 
     def recover(self, align: Callable[[bool], None]) -> None:
         """Continue with the remaining replicas if some are lost.
@@ -39,23 +44,23 @@ class CurrentGroup:
             any of the earlier ones.
         """
         with self._lock:
-            if self.is_recovering or not self._recovery.in_doubt:
+            if self._is_inside or not (self._recovery.in_doubt or self.is_recovering):
                 return
-            self.is_recovering = True
+            self._is_inside = self.is_recovering = True
             try:
-                failed: Exception | None = None
-                while (group := self._recovery.recover(self.now)) is not self.now:
-                    some_remain = self._replace(group)
+                while (group := self._recovery.recover(self.now)) is not self.now or self._some_remain is not None:
+                    has_changed = group is not self.now
+                    if has_changed:
+                        self._some_remain = self._replace(group) and self._some_remain is not False
                     try:
-                        align(some_remain)
-                        failed = None
-                    except (ClusterError, CollectiveError, OSError) as error:
+                        align(self._some_remain is not False)
+                        self._some_remain = None
+                    except (ClusterError, CollectiveError, OSError):
                         # Another worker may be lost in the meantime, also while the replicas meet.
-                        failed = error
-                if failed is not None:
-                    raise failed
+                        if not has_changed:
+                            raise
             finally:
-                self.is_recovering = False
+                self._is_inside, self.is_recovering = False, self._some_remain is not None
 
     def grow(self) -> bool:
         """Continue with further replicas on workers that take the places of lost ones; return whether there are any."""

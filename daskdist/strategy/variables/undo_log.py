@@ -30,6 +30,7 @@ class UndoLog:
 
     def begin(self, call: int, first: int) -> None:
         """Note the changes of a call from now on; calls before ``first`` are never undone."""
+        self._first = max(self._first, first)
         while self._changes and self._changes[0][0] < first:
             self._drop_first()
         self._call = call
@@ -55,7 +56,7 @@ class UndoLog:
         self._num_bytes -= _size(state)
 
     def undo(self, call: int, restore: Callable[[int, Any], None]) -> bool:
-        """Restore the states before a call; return False if they are not known.
+        """Restore the states before a call; return False, and restore nothing, if they are not known.
 
         Parameters
         ----------
@@ -64,13 +65,11 @@ class UndoLog:
         restore
             Called with the number of a variable and its state, which may be `MISSING`.
         """
-        if self._first > call:
+        if self._first > call or any(number >= call and state is UNKNOWN for number, _, state in self._changes):
             return False
         while self._changes and self._changes[-1][0] >= call:
             _, variable, state = self._changes.pop()
             self._num_bytes -= _size(state)
-            if state is UNKNOWN:
-                return False
             restore(variable, state)
         return True
 

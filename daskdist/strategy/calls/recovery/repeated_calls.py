@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import dask.config
 
-from daskdist.errors import ClusterError, DaskdistError, RepeatedLossError
+from daskdist.errors import ClusterError, DaskdistError, NotMadeAgainError, RepeatedLossError
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.paused_workers import MOST_LOSSES, after_repeated_losses, ended_for_memory
 from daskdist.strategy.calls.calls import Losses, Record
@@ -46,6 +46,10 @@ class RepeatedCalls:
         self.streams = streams
         self.num_made_again = 0
         self._log = log
+        # Handles of the calls that are undone, until they have been made again.
+        self._held: list[Any] = []
+        # Whether calls have been undone on the first replica since all replicas had the same values of variables.
+        self._is_unaligned = False
         # Raised by the next call, unless it was raised where a result was looked at.
         self.failed: Failed | None = None
         self._recover: Callable[[], Callable[[], None] | None] = lambda: None
@@ -81,8 +85,22 @@ class RepeatedCalls:
 
     def first_to_undo(self) -> int | None:
         """Return the number of the first call to undo before calls are made again; None if there is none."""
-        records = [record for record, _, _ in self._calls_to_make_again()]
-        return next((record.number for record in records if record.is_of_replicas and not record.is_undone), None)
+        calls, live_workers = self._calls_to_make_again(), self.streams.live_workers
+        # What is undone is made again, even if nothing else needs it any more.
+        self._held = [handle() for _, handle, _ in calls]
+        records = [record for record, _, _ in calls if record.is_of_replicas]
+        first = live_workers.present[0] if live_workers.present else ""
+        if self._is_unaligned and first in live_workers.joined:
+            # The replicas that undid the calls are lost, perhaps before this one had their values.
+            is_there = self.streams.is_there
+            if any(record.is_undone and not is_there(first, record.number) for record in records):
+                self.give_up("all replicas that undid them are lost")
+                return None
+        return next((record.number for record in records if not record.is_undone), None)
+
+    def note_aligned(self) -> None:
+        """Note that all replicas have the same values of variables, those without the calls that are undone."""
+        self._is_unaligned = False
 
     def note_undone(self) -> None:
         """Note that the calls that are to be made again are undone: they fail until they have been made again.
@@ -90,6 +108,7 @@ class RepeatedCalls:
         If another worker is lost meanwhile, the rest of them are made again, also those that had been complete, and the
         changes of those that have been made again stay.
         """
+        self._is_unaligned = True
         why = Failed(
             Failure.of(ClusterError("a call was undone after the loss of a worker, and has not been made again")), None
         )
@@ -101,6 +120,14 @@ class RepeatedCalls:
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Make the calls again that failed because of a lost worker; see `CallRepetition`."""
+        try:
+            self._make_again(group)
+        finally:
+            # A thread that saw a call undone meanwhile looks again.
+            self.num_made_again += bool(self._held)
+            self._held = []
+
+    def _make_again(self, group: ReplicaGroup) -> None:
         calls = self._calls_to_make_again()
         records = [record for record, _, _ in calls]
         if calls:
@@ -129,7 +156,7 @@ class RepeatedCalls:
                     record.fail(Failed(Failure.of(error), record.number))
                     self._log.remove(record)
                     continue
-                self._fail(records[number:], _not_made_again(f"{logged[0].name}: {error}"))
+                self._fail(records[number:], self._not_made_again(f"{logged[0].name}: {error}"))
                 return
 
     def lost_once(self) -> set[str]:
@@ -166,7 +193,11 @@ class RepeatedCalls:
 
     def give_up(self, why: str) -> None:
         """Make no calls again, and log the reason."""
-        self._fail(self._log.lost_calls(), _not_made_again(why))
+        self._fail(self._log.lost_calls(), self._not_made_again(why))
+
+    def _not_made_again(self, why: str) -> NotMadeAgainError:
+        lost = ", ".join(self.streams.live_workers.lost)
+        return NotMadeAgainError(f"steps that failed with a lost worker are not made again: {why} (lost {lost})")
 
     def _fail(self, records: Sequence[Record], error: DaskdistError) -> None:
         # Changes of variables by these calls are undone, so calls that had succeeded fail, too.
@@ -187,7 +218,3 @@ class RepeatedCalls:
 
 def _is_over(record: Record) -> bool:
     return not record.num_left
-
-
-def _not_made_again(why: str) -> ClusterError:
-    return ClusterError(f"steps that failed with a lost worker are not made again: {why}")
