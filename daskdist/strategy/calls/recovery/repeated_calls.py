@@ -70,32 +70,30 @@ class RepeatedCalls:
         self._log.fail_last(failed, num_replicas)
 
     def _calls_to_make_again(self) -> list[LoggedCall]:
-        # Replicas continue with the variables of the first one. If its worker joined others after a call on replicas
-        # was complete, it got the variables with the changes of that call, and cannot undo them.
-        live_workers, is_there = self.streams.live_workers, self.streams.is_there
-        calls = self._log.calls_to_make_again(is_there)
-        first = live_workers.present[0] if live_workers.present else ""
-        if first not in live_workers.joined:
-            return calls
+        # If the first worker joined after a call on replicas was complete, its variables have the call's changes,
+        # and cannot undo them.
         return [
             call
-            for call in calls
-            if not call[0].is_of_replicas or call[0].has_failed or is_there(first, call[0].number)
+            for call in self._log.calls_to_make_again(self.streams.is_there)
+            if not call[0].is_of_replicas or call[0].has_failed or not self._is_before_first(call[0])
         ]
+
+    def _is_before_first(self, record: Record) -> bool:
+        # Return whether a call was sent before the first worker joined others. Replicas are aligned with its variables.
+        live_workers = self.streams.live_workers
+        first = live_workers.present[0] if live_workers.present else ""
+        return first in live_workers.joined and not self.streams.is_there(first, record.number)
 
     def first_to_undo(self) -> int | None:
         """Return the number of the first call to undo before calls are made again; None if there is none."""
-        calls, live_workers = self._calls_to_make_again(), self.streams.live_workers
+        calls = self._calls_to_make_again()
         # What is undone is made again, even if nothing else needs it any more.
         self._held = [handle() for _, handle, _ in calls]
         records = [record for record, _, _ in calls if record.is_of_replicas]
-        first = live_workers.present[0] if live_workers.present else ""
-        if self._is_unaligned and first in live_workers.joined:
-            # The replicas that undid the calls are lost, perhaps before this one had their values.
-            is_there = self.streams.is_there
-            if any(record.is_undone and not is_there(first, record.number) for record in records):
-                self.give_up("all replicas that undid them are lost")
-                return None
+        if self._is_unaligned and any(record.is_undone and self._is_before_first(record) for record in records):
+            # Perhaps the first replica has not got the values of those that undid the calls.
+            self.give_up("all replicas that undid them are lost")
+            return None
         return next((record.number for record in records if not record.is_undone), None)
 
     def note_aligned(self) -> None:
