@@ -255,7 +255,8 @@ class WithoutFailed:
     function: Callable[[Rows], Any]
 
     def __call__(self, rows: Rows) -> tuple[Any, list[int]]:
-        failed = [index for index in range(len(rows)) if rows.failed_at(index) is not None]
+        may_have_failed = range(len(rows)) if rows.has_failed else ()
+        failed = [index for index in may_have_failed if rows.failed_at(index) is not None]
         good = _without(rows, failed)
         if good is not None:
             with suppress(Exception):
