@@ -108,7 +108,7 @@ class CollectiveError(DaskdistError, RuntimeError):
 
 
 class NotMadeAgainError(ClusterError):
-    """Steps that failed with a lost worker, or whose results were lost, are not made again."""
+    """Calls that failed with a lost worker, or whose results were lost, are not made again."""
 
 
 class RepeatedLossError(DaskdistError, RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import contextlib
 import gc
+import importlib
 import itertools
 import logging
 import multiprocessing
@@ -36,6 +37,8 @@ from daskdist.execute.transfer import gather_on_device
 from daskdist.strategy.replica.contract import internals_of
 
 TESTS = Path(__file__).parent
+# It is imported in the workers, too.
+importlib.import_module("validated_calls")
 # Collecting doctests would put this folder on the path, and its module would then be imported instead of CuPy.
 collect_ignore = ["cupy_stand_in"]
 

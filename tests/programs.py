@@ -32,7 +32,7 @@ import distributed
 _IMPORTS = """
     dask.__main__ distributed.cli.dask_scheduler distributed.cli.dask_worker distributed.http.worker.prometheus
     daskdist.cli.demo daskdist.devices.cupy daskdist.devices.nvidia daskdist.readers.parquet
-    daskdist.strategy.multi_worker daskdist.testing
+    daskdist.strategy.multi_worker daskdist.testing validated_calls
     numpy pandas pyarrow.dataset pyarrow.parquet
 """
 _REQUEST_BYTES = 1 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import weakref
@@ -296,10 +295,13 @@ class StrategyInternals:
         if replica is not None and replica.strategy is self._strategy():
             raise _called_by(replica, "close")
         try:
+            if waits:
+                self.finish()
+        except NotMadeAgainError:
+            raise
+        except ClusterError:
             # After a loss of the worker or the connection, there is nothing to wait for.
-            with contextlib.suppress(ClusterError):
-                if waits:
-                    self.finish()
+            pass
         finally:
             self.backend.close()
 

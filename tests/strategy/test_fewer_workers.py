@@ -20,6 +20,8 @@ from daskdist import Dataset, errors
 from daskdist.execute.callers.live_workers import cancel_lost_tasks
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.replica.context import let_update_alone
+from daskdist.strategy.replica.contract import internals_of
+from daskdist.strategy.values.flat import flattened_call
 
 pytestmark = pytest.mark.cluster
 LOST = (errors.ClusterError, errors.CollectiveError)
@@ -121,6 +123,63 @@ def test_a_worker_lost_in_a_collective(strategy_of, caplog, number):
     assert strategy.local_results(contexts) == tuple(
         f"ValueContext(replica id {k}, total replicas in sync: 2)" for k in range(2)
     )
+
+
+def add_total(variable: daskdist.Variable, gate: str) -> float:
+    context = daskdist.get_replica_context()
+    if gate and context.replica_id_in_sync_group == 1:
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    variable.assign_add(context.all_reduce("SUM", np.float64(1)))
+    return 1.0
+
+
+@pytest.mark.parametrize("then", ["a step", "a call", "the end", "an assignment"])
+def test_a_call_without_a_batch_that_is_lost_is_reported(strategy_of, tmp_path, then):
+    strategy, gate = strategy_of(2), tmp_path / "gate"
+    with strategy.scope():
+        variable = daskdist.Variable(np.float64(0), aggregation="ONLY_FIRST_REPLICA")
+    batches = iter(strategy.distribute_dataset(Dataset.range(8).batch(2)))
+    strategy.local_results(strategy.run(add_total, args=(variable, "")))
+    # The structure of its result is known, so nothing waits for the second call.
+    strategy.run(add_total, args=(variable, str(gate)))
+    if then == "an assignment":
+        variable.assign_add(5.0)
+    gate.touch()
+    eventually(lambda: internals_of(strategy).backend.streams.lost())
+    if then == "a call":
+        with pytest.raises(errors.ClusterError, match="the next call continues"):
+            strategy.run(own_number)
+
+    def go_on() -> None:
+        if then == "a call":
+            strategy.run(own_number)
+        elif then == "the end":
+            strategy.close()
+        else:
+            for batch in batches:
+                strategy.local_results(strategy.run(np.sum, args=(batch,)))
+
+    with pytest.raises(errors.NotMadeAgainError, match="run-add_total failed with a lost worker, and is not made"):
+        go_on()
+
+
+def test_a_call_for_the_replicas_before_a_change_is_not_sent(strategy_of):
+    strategy = strategy_of(2)
+    internals = internals_of(strategy)
+    before = internals.group.now
+    lose(strategy, 1)
+    assert strategy.num_replicas_in_sync == 1
+    leaves, treespec = flattened_call((1.0,), {})
+    # Another thread may have read which replicas there are.
+    with pytest.raises(errors.ClusterError, match="lost"):
+        internals.backend.call_replicas("run", total, leaves, treespec, before)
+    fewer = internals.group.now
+    eventually(lambda: [internals.take_replacements(), strategy.num_replicas_in_sync == 2][1])
+    with pytest.raises(errors.ClusterError, match="the replicas of the strategy have changed"):
+        internals.backend.call_replicas("run", total, leaves, treespec, fewer)
+    assert strategy.local_results(strategy.run(total, args=(1.0,))) == (2.0, 2.0)
 
 
 def test_a_worker_lost_between_steps_and_then_another(strategy_of):

@@ -403,3 +403,23 @@ def test_each_failure_is_raised_once_while_others_come():
         for taking in [pool.submit(take) for _ in range(2)]:
             taking.result(60)
     assert len(raised) == len(failed)
+
+
+def test_a_failure_that_was_raised_is_not_raised_again_once_its_result_is_dropped():
+    failures = UnobservedFailures()
+
+    def fail(number):
+        record, failed = Record(number, ("a",), None, "call"), Failed(Failure.of(ValueError(number)), number)
+        record.fail(failed)
+        failures.add(record, failed)
+        return record, failed
+
+    first, failed = fail(1)
+    failures.mark_observed(failed)
+    # Only the last ones are remembered.
+    for number in range(2, 2000):
+        failures.mark_observed(fail(number)[1])
+    first.is_dropped = True
+    failures.drop(first)
+    assert failures.take_error() is None
+    failures.validate()

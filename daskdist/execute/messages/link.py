@@ -216,6 +216,11 @@ class Link:
         batches = self.batches
         return 0 if batches is None else batches.num_read + batches.num_read_there
 
+    def validate(self) -> None:
+        """Check what holds between the attributes."""
+        with self._lock:
+            self.state.validate()
+
     async def run(
         self, comm: Comm, *, is_direct: bool = True, unsendable: Callable[[BaseException], Any] | None = None
     ) -> None:

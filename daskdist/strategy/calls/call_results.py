@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from daskdist.errors import NotMadeAgainError
 from daskdist.execute.caller import Handle
 from daskdist.execute.callers.submit import Submit
+from daskdist.strategy.backend import RECOVERY
 from daskdist.strategy.calls.calls import LOOK, LOST, Call, lost_calls
 from daskdist.strategy.calls.captures import current_capture
 from daskdist.strategy.calls.outcomes import Failed, StaysOnWorker, received_outcome
@@ -143,6 +145,8 @@ class CallResults:
             number = self.repetition.num_made_again
             try:
                 return read()
+            except NotMadeAgainError:
+                raise
             except LOST:
                 if not (self._made_on_another(refs, looks) or self.repetition.made_again_since(number)):
                     raise
@@ -182,7 +186,9 @@ class CallResults:
             streams.raise_first(failures)
             # Another thread has made them again meanwhile.
             self._wait_for(calls, reason)
-        streams.raise_unobserved()
+        # A recovery has to go on; the next look raises it.
+        if not calls or not calls[0].record.name.startswith(RECOVERY):
+            streams.raise_unobserved()
 
     def is_done(self, handle: Handle) -> bool:
         """Return whether a result is known."""

@@ -70,12 +70,15 @@ class Record:
     is_of_tasks
         Whether all its inputs are results of tasks, so that it can be made again for as long as its result stays on its
         worker.
+    is_final
+        Whether replicas make it, and it is not made again if it fails with a lost worker.
     """
 
     __slots__ = (
         "again",
         "has_failed",
         "is_dropped",
+        "is_final",
         "is_of_replicas",
         "is_of_tasks",
         "is_step",
@@ -105,6 +108,7 @@ class Record:
         takes_results: bool = False,
         again: Any = None,
         is_of_tasks: bool = False,
+        is_final: bool = False,
     ) -> None:
         self.number = number
         self.workers = workers
@@ -115,6 +119,7 @@ class Record:
         self.takes_results = takes_results
         self.again = again
         self.is_of_tasks = is_of_tasks
+        self.is_final = is_final
         # The structure number and outcome of each result; None until the call has finished. The list becomes a tuple in
         # the end, as the garbage collector does not examine tuples of plain values.
         self.outcomes: Any = [None] * len(workers)
@@ -132,6 +137,13 @@ class Record:
         self.losses = _NO_LOSSES
         # Whether its changes of variables are undone, as it is going to be made again.
         self.is_undone = False
+
+    def validate(self) -> None:
+        """Check what holds between the attributes, under the lock of `StreamSet` and while the call is under way."""
+        outcomes = [outcome for outcome in self.outcomes if outcome is not None]
+        has_failed = any(type(outcome[1]) is Failed for outcome in outcomes)
+        if self.num_left != len(self.workers) - len(outcomes) or not self.num_left or self.has_failed != has_failed:
+            raise AssertionError(f"{self.name} is under way, {self.num_left} left, with the outcomes {self.outcomes}")
 
     @property
     def holders(self) -> set[str]:

@@ -25,6 +25,7 @@ from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.backend import RECOVERY
 from daskdist.strategy.calls.call_arguments import (
     PreparedCall,
+    inputs_of,
     is_plan,
     name_of_call,
     objects_of,
@@ -235,6 +236,8 @@ class ClusterBackend(CallResults):
             else:
                 workers, lanes_of = group.worker_of, group.members_of  # type: ignore[assignment]
                 streams.check_open(workers, sources)
+                if group is not streams.group:
+                    raise streams.changed_error()
                 for size in sizes:
                     if size != len(workers):
                         raise ClusterError(
@@ -251,6 +254,7 @@ class ClusterBackend(CallResults):
                     takes_results=prepared.takes_results,
                     again=prepared if are_of_tasks or prepared.name == APPLY else None,
                     is_of_tasks=are_of_tasks,
+                    is_final=of_replicas and prepared.undo_from is None and not prepared.name.startswith(RECOVERY),
                 )
                 reference = ("p", function) if isinstance(function, bytes) else ("o", function.number)
                 about = call.record.number, reference, prepared.structure, prepared.leaves
@@ -259,7 +263,8 @@ class ClusterBackend(CallResults):
                     # Send the needed objects before making references: a reference may send another worker the number
                     # of this stream's next message, which has to be that of the call.
                     stream = streams.stream_with(worker, objects_of(objects, columns, lanes) if has_parts else objects)
-                    stream.link.append(MakeCall(*about, streams.inputs_of(worker, columns, lanes), *settings))
+                    inputs = inputs_of(columns, lanes, partial(streams.result_reference, worker))
+                    stream.link.append(MakeCall(*about, inputs, *settings))
                     stream.num_steps += prepared.is_step
             except BaseException:
                 # Some workers may have received a part of the call.
@@ -354,6 +359,7 @@ class ClusterBackend(CallResults):
             run_on_workers(self.client, install, self.cross_replica, workers=group.workers)
             is_noted = note_in_use(self.client, group.token, group.workers)
             self.streams.open(group, group.workers)
+            self.streams.announce(group)
             self._report = self.recovery.report = ProgramReport(self.streams, group.token)
             if is_noted:
                 self._report.start()

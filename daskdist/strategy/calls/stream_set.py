@@ -50,7 +50,7 @@ from daskdist.strategy.calls.unobserved_failures import UnobservedFailures
 from daskdist.strategy.calls.worker_statuses import check_running_calls, names_of, worker_statuses
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.values.refs import Ref, Refs, TaskResults, whole
+from daskdist.strategy.values.refs import TaskResults
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -76,6 +76,9 @@ class StreamSet:
         The workers that take part.
     log
         The log of calls, which refers to the strategy and so is not kept alive by calls under way.
+
+    Threads of the program send calls and wait; the event loop receives outcomes, and notices losses. What both change
+    says below how. Locks are taken in this order: `lock`, `_recording`, that of `failures`.
     """
 
     def __init__(self, client: Client, live_workers: LiveWorkers, log: weakref.ref[CallLog]) -> None:
@@ -85,18 +88,28 @@ class StreamSet:
         self._log = log
         # Held while messages are appended, so that all workers get them in the same order.
         self.lock = threading.RLock()
+        # The replicas that the workers know of; replaced under the lock, with the messages that announce others.
+        self.group: ReplicaGroup | None = None
+        # Appended to in any thread, also by the garbage collector, and emptied under the lock.
         self.dropped_objects: deque[int] = deque()
         self.dropped_variables: deque[int] = deque()
         self._dropped: deque[Record] = deque()
+        # The numbers of calls, and of the moments at which streams were opened; in any thread.
         self._numbers = itertools.count(1)
+        # Replaced as a whole in the event loop. The streams to lost workers stay, until others have their addresses.
         self._streams: dict[str, StepStream] = {}
+        # The calls that are not over, and how many of them are steps; changed under `_recording`.
         self._under_way: dict[int, Record] = {}
         self.num_steps = 0
         self.failures = UnobservedFailures()
+        # What the threads wait for: each thread adds and removes its own, and the event loop looks at a copy.
         self._changed = threading.Condition()
         self._waiting: list[Callable[[], bool]] = []
+        # Set in any thread; the event loop resets the first, and nothing the others.
         self._is_flush_due = self._is_closed = self.has_broken = False
+        # That of the event loop's pings.
         self._clock = RunClock(_BEAT_S)
+        # The time at which a call was last over or lost; set in any thread.
         self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
 
@@ -157,14 +170,25 @@ class StreamSet:
         self._wake()
 
     def become(self, group: ReplicaGroup) -> None:
-        """Send the remaining workers the current replicas, once all earlier calls are over."""
-        self.finish()
-        with self.lock:
-            # The loss was raised already.
-            self.failures.forget_lost(next(self._numbers))
-            for address in group.workers:
-                self._streams[address].link.append(ChangeGroup(group))
+        """Continue with the replicas that are left, once all earlier calls are over."""
+        self.announce(group, group.workers)
+        # The calls that failed are made again.
+        self.failures.forget_lost(next(self._numbers))
         self.flush()
+
+    def announce(self, group: ReplicaGroup, workers: Sequence[str] = ()) -> None:
+        """Continue with other replicas; some workers are told, once all calls are over, and the others know of them."""
+        is_announced = False
+        while not is_announced:
+            if workers:
+                self.finish()
+            with self.lock:
+                # Another thread may have sent a call meanwhile, during which replicas must keep their numbers.
+                is_announced = not (workers and self._under_way)
+                if is_announced:
+                    self.group = group
+                    for address in workers:
+                        self._streams[address].link.append(ChangeGroup(group))
 
     def end_waiting_for(self, lost: Sequence[str], *, notes: bool = True) -> None:
         """End all waiting for workers that are lost; it ``notes`` the calls that they were making."""
@@ -208,43 +232,8 @@ class StreamSet:
                 stream.objects.add(sent_object.number)
         return stream
 
-    def inputs_of(
-        self, address: str, columns: Sequence[tuple[int, Any]], lanes: Sequence[Any]
-    ) -> list[tuple[Any, list[tuple[int, tuple[Any, ...], Any]]]]:
-        """Return the inputs of the next message to a worker, a call, as in `MakeCall`.
-
-        Parameters
-        ----------
-        address
-            The worker.
-        columns
-            The number of each leaf, and its value for all replicas; see `PreparedCall.inputs`.
-        lanes
-            The replicas.
-        """
-        inputs_of = []
-        for lane in lanes:
-            inputs: list[tuple[int, tuple[Any, ...], Any]] = []
-            for number, column in columns:
-                kind, place, pick = type(column), lane, whole
-                source = column[lane] if kind is tuple else column
-                if kind is Refs:
-                    picks = column.picks
-                    source, pick = column.source, picks[lane] if type(picks) is tuple else picks
-                elif type(source) is Ref:
-                    source, place, pick = source.source, source.place, source.pick
-                reference: tuple[Any, ...]
-                if type(source) is Call:
-                    reference = self._result_reference(address, source.record, place)
-                elif type(source) is TaskResults:
-                    reference = ("k", source.futures[place].key)
-                else:
-                    reference = ("o", source.number) if type(source) is SentObject else ("p", source)
-                inputs.append((number, reference, pick))
-            inputs_of.append((lane, inputs))
-        return inputs_of
-
-    def _result_reference(self, address: str, record: Record, place: int) -> tuple[Any, ...]:
+    def result_reference(self, address: str, record: Record, place: int) -> tuple[Any, ...]:
+        """Return the reference to a result in the next message to a worker, a call, as in `MakeCall`."""
         workers = record.workers
         origin, target = workers[place], self._streams[address]
         if origin == address and target.opened_after < record.number:
@@ -270,6 +259,12 @@ class StreamSet:
             for future in source.futures if type(source) is TaskResults else ():
                 if future is not None and future.cancelled():
                     raise self.live_workers.lost_error(future.key)
+
+    def changed_error(self) -> ClusterError:
+        """Return the error of a call for other replicas than take part now."""
+        # So the caller waits for the thread that changes the replicas.
+        self.live_workers.in_doubt = True
+        return ClusterError("the replicas of the strategy have changed meanwhile; make the call again")
 
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""
@@ -385,6 +380,9 @@ class StreamSet:
             outcomes = record.outcomes
             if outcomes[place] is not None:
                 return
+            if type(payload) is Failed and payload.origin is None and record.is_final and record.is_step:
+                # No other replica does what this one was to do.
+                payload = payload._replace(origin=record.number)
             is_new = type(payload) is Failed and all(failure.origin != payload.origin for failure in record.failures())
             record.has_failed |= type(payload) is Failed
             outcomes[place] = structure, payload
@@ -558,6 +556,25 @@ class StreamSet:
         """Forget the failures whose results can no longer be read; return the error of the first, if any."""
         self._send_drops()
         return self.failures.take_error()
+
+    def validate(self) -> None:
+        """Check what holds between the attributes; called in the event loop."""
+        with self.lock, _recording:
+            records = list(self._under_way.values())
+            workers = () if self.group is None else self.group.workers
+            if self.num_steps != sum(record.is_step for record in records) or not set(workers) <= self._streams.keys():
+                raise AssertionError(f"{self.num_steps} steps are under way of {records}; streams to {self._streams}")
+            for address, stream in self._streams.items():
+                stream.link.validate()
+                if stream.address != address:
+                    raise AssertionError(f"the stream to {stream.address} is that to {address}")
+            for number, record in self._under_way.items():
+                if record.number != number:
+                    raise AssertionError(f"call {record.number} is under way as {number}")
+                record.validate()
+        self.failures.validate()
+        if (log := self._log()) is not None:
+            log.validate()
 
     @staticmethod
     async def _beat(reference: weakref.ref[StreamSet]) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter, deque
 from typing import Final
 
+from daskdist.errors import NotMadeAgainError
 from daskdist.strategy.calls.calls import APPLY, LOST, Record, records_in
 from daskdist.strategy.calls.outcomes import Failed
 
@@ -32,18 +33,23 @@ class UnobservedFailures:
         # The failures whose results can still be read.
         self._visible: dict[int, Failed] = {}
         self._observed: deque[int] = deque(maxlen=_NUM_OBSERVED)
-        # Failures of calls before this one because of lost workers have been reported.
+        # Calls before this one that failed because of lost workers are made again.
         self._first_reported = 0
+        # call that raised and is not made again -> its name, until its failure is raised.
+        self._final: dict[int, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self.unobserved)
 
     def forget_lost(self, before: int = 0) -> None:
-        """Forget the failures because of lost workers, also later ones of calls before a given one."""
+        """Forget the failures because of lost workers, also later ones of calls before a given one.
+
+        Those of calls that are not made again stay.
+        """
         with self._lock:
             self._first_reported = max(before, self._first_reported)
             for origin, failed in list(self.unobserved.items()):
-                if _is_lost(failed):
+                if origin not in self._final and _is_lost(failed):
                     del self.unobserved[origin]
 
     def add(self, record: Record, failed: Failed) -> None:
@@ -52,6 +58,8 @@ class UnobservedFailures:
         if _is_of_operation(record, failed):
             return
         with self._lock:
+            if record.is_final and origin == record.number:
+                self._final[origin] = record.name
             if record.reported_with not in (None, origin):
                 self.mark_observed(failed)
             self._count(failed, 0 if record.is_dropped else 1)
@@ -77,8 +85,10 @@ class UnobservedFailures:
         if failed.origin is not None:
             with self._lock:
                 self._observed.append(failed.origin)
+                self._final.pop(failed.origin, None)
                 self.unobserved.pop(failed.origin, None)
                 self._visible.pop(failed.origin, None)
+                self._num_failed.pop(failed.origin, None)
 
     def is_observed(self, failed: Failed) -> bool:
         """Return whether a failure was raised."""
@@ -86,7 +96,9 @@ class UnobservedFailures:
 
     def _count(self, failed: Failed, change: int) -> None:
         origin = failed.origin
-        if origin is None or origin in self._observed or (origin < self._first_reported and _is_lost(failed)):
+        if origin is None or origin in self._observed or (change < 0 and origin not in self._num_failed):
+            return
+        if origin < self._first_reported and origin not in self._final and _is_lost(failed):
             return
         self._num_failed[origin] += change
         if self._num_failed[origin] > 0:
@@ -96,6 +108,15 @@ class UnobservedFailures:
             del self._num_failed[origin]
             self._visible.pop(origin, None)
             self.unobserved.setdefault(origin, failed)
+
+    def validate(self) -> None:
+        """Check what holds between the attributes."""
+        with self._lock:
+            visible, unobserved = self._visible.keys(), self.unobserved.keys()
+            if self._num_failed.keys() != visible or min(self._num_failed.values(), default=1) < 1:
+                raise AssertionError(f"failures are counted as {self._num_failed}, of which can be read {visible}")
+            if visible & unobserved or {*self._observed} & (visible | unobserved):
+                raise AssertionError(f"failures {visible}, {unobserved} and {self._observed} are the same")
 
     def first_error(self) -> BaseException | None:
         """Return the error of the first failure in the order of the calls, if there is one."""
@@ -112,11 +133,15 @@ class UnobservedFailures:
         """Forget all failures; return the error of the first in the order of the calls, if there is one."""
         with self._lock:
             failures = [self.unobserved[origin] for origin in sorted(self.unobserved)]
+            name = self._final.get(min(self.unobserved, default=0), "")
             for failed in failures:
                 self.mark_observed(failed)
         if not failures:
             return None
         error = failures[0].failure.error()
+        if name and _is_lost(failures[0]):
+            why = "as it takes no batch of a distributed dataset"
+            error = NotMadeAgainError(f"{name} failed with a lost worker, and is not made again, {why}: {error}")
         if len(failures) > 1:
             error.add_note(f"{len(failures) - 1} more calls failed by then, and their results were not read")
         return error

@@ -144,6 +144,13 @@ class CallLog:
         with self._lock:
             self._steps.clear()
 
+    def validate(self) -> None:
+        """Check what holds between the attributes."""
+        with self._lock:
+            records = [id(record) for step in self._steps for record in step[::3]]
+            if not all(self._steps) or any(len(step) % 3 for step in self._steps) or len({*records}) < len(records):
+                raise AssertionError(f"the log has an empty step, or a call twice: {self._steps}")
+
     def calls_to_make_again(self, is_there: Callable[[str, int], bool]) -> list[LoggedCall]:
         """Return the calls to make again, all of which are over: from the first on that needs a lost worker."""
         with self._lock:

@@ -91,6 +91,7 @@ class SchedulerRecovery(WorkerRecovery):
         else:
             # Only the connection was lost. Passes begin again from their positions with each new tuple of replicas.
             group = replace(group, replicas=tuple(map(replace, group.replicas)))
+            self.streams.announce(group)
             self._note_in_use(group)
         self._submit.sent_blocks.follow_scheduler()
         # Workers keep the input pipelines of a function's datasets if as many replicas are on as many workers.
@@ -139,6 +140,7 @@ class SchedulerRecovery(WorkerRecovery):
         # The scheduler may have to relay the streams.
         self._note_in_use(group)
         self._open(group, group.workers)
+        self.streams.announce(group)
         self._is_beginning = False
 
     def _note_in_use(self, group: ReplicaGroup) -> None:

@@ -15,7 +15,7 @@ from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import closed_error, run_on_scheduler, run_on_workers
 from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
 from daskdist.execute.callers.submit import Submit, workers_of
-from daskdist.strategy.calls.call_messages import AskValues, ChangeGroup
+from daskdist.strategy.calls.call_messages import AskValues
 from daskdist.strategy.calls.recovery.repeated_calls import RepeatedCalls
 from daskdist.strategy.calls.sent_objects import SentObjects
 from daskdist.strategy.calls.stream_set import StreamSet
@@ -180,9 +180,7 @@ class WorkerRecovery:
         live_workers.add(workers)
         # Store their identities, as other workers may later get the same addresses.
         live_workers.missing(connected)
-        with streams.lock:
-            for worker in group.workers:
-                streams.stream_with(worker, ()).link.append(ChangeGroup(more))
+        streams.announce(more, group.workers)
         note_in_use(client, group.token, more.workers)
         logger.warning("%s takes part; there are %d replicas now", ", ".join(workers), len(more.replicas))
         return more

@@ -69,7 +69,8 @@ class StepsOnWorker:
     """One strategy's steps on one worker, for as long as its stream is open.
 
     Messages are handled in the event loop, in the order of the program. The inputs of a call are looked up then, so
-    that a later message may drop them.
+    that a later message may drop them. Each replica has a thread that makes its calls. The attributes belong to the
+    event loop, but for those that say something else.
 
     Parameters
     ----------
@@ -107,9 +108,10 @@ class StepsOnWorker:
         self._is_closed = False
         # The states that were handed over last.
         self._handed_over: dict[int, dict[int, Any]] = {}
-        # Call number -> replica, or 0 for a call of one worker -> promise.
+        # Call number -> replica, or 0 for a call of one worker -> promise. Other threads only look a call up.
         self._promises: dict[int, dict[int, Promise]] = {}
         self._objects: dict[int, SentValue] = {}
+        # Key -> promise of the data of a task; in any thread, under the lock.
         self._awaited: dict[Any, Promise] = {}
         # Key -> batches in the worker's memory, since many steps use the same ones and looking them up takes long.
         self.batches: WeakValueDictionary[Any, Batches] = WeakValueDictionary()
@@ -118,7 +120,7 @@ class StepsOnWorker:
         # The executors in the order of this worker's replicas, which does not change when others are lost.
         self._executors: list[Executor] = []
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
-        # (call, replica) -> the name of the running call, its start, and its end.
+        # (call, replica) -> the name of the running call, its start and its end; set by the thread that makes it.
         self._running: dict[tuple[int, int], tuple[str, float, CallEnd]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
         self._handlers: dict[type, Callable[[Any], Any]] = {
@@ -323,6 +325,18 @@ class StepsOnWorker:
         """Return the calls that replicas are making."""
         now = time.monotonic()
         return [(number, name, now - at, end.last(number)) for (_, number), (name, at, end) in [*self._running.items()]]
+
+    def validate(self) -> None:
+        """Check what holds between the attributes; called in the event loop."""
+        self._link.validate()
+        group = self._mailbox.groups.get(self._token)
+        if group is None or self._is_closed:
+            return
+        unknown = [replica for _, replica in list(self._running) if replica not in self._slots]
+        if unknown or self._slots.keys() != set(group.members(self.worker.address)):
+            raise AssertionError(f"calls run on replicas {unknown}, and {[*self._slots]} are here, of {group}")
+        if any(slot.num_replicas != len(group.replicas) for slot in self.slots):
+            raise AssertionError(f"{self.slots} are replicas of another group than {group}")
 
     # --- results ---
 
