@@ -143,7 +143,8 @@ def test_the_first_that_raises_at_once_leaves_the_others_out():
 
     with pytest.raises(ValueError, match="at once"):
         mirrored(2).run(step)
-    assert called in ([0], [0, 1])
+    # On a busy machine the call on the first replica may take so long that the other gets a thread, and is first.
+    assert sorted(called) in ([0], [0, 1])
 
 
 def test_arguments_are_freed_without_the_garbage_collector():
