@@ -149,6 +149,8 @@ class CallResults:
                 raise
             except LOST:
                 if not (self._made_on_another(refs, looks) or self.repetition.made_again_since(number)):
+                    # The recovery may have given up what was read, and says why.
+                    self.repetition.raise_failure()
                     raise
 
     def wait_for_step(self, handles: Sequence[Handle], reason: str = "a result was looked at") -> None:

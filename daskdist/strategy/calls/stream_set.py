@@ -40,7 +40,7 @@ from daskdist.strategy.calls.call_messages import (
     PassOn,
     Running,
 )
-from daskdist.strategy.calls.calls import Call, Record, futures_in, note_lost
+from daskdist.strategy.calls.calls import LOST, Call, Record, futures_in, note_lost
 from daskdist.strategy.calls.outcomes import Failed, StaysOnWorker
 from daskdist.strategy.calls.recovery.call_log import CallLog
 from daskdist.strategy.calls.recovery.scheduler_connection import SchedulerConnection
@@ -382,7 +382,7 @@ class StreamSet:
                 return
             if type(payload) is Failed and payload.origin is None and record.is_final and record.is_step:
                 # No other replica does what this one was to do.
-                payload = payload._replace(origin=record.number)
+                payload = payload._replace(origin=None if self._is_closed else record.number)
             is_new = type(payload) is Failed and all(failure.origin != payload.origin for failure in record.failures())
             record.has_failed |= type(payload) is Failed
             outcomes[place] = structure, payload
@@ -529,7 +529,10 @@ class StreamSet:
         for failure in failures:
             self.failures.mark_observed(failure)
         if failures:
-            raise self._cause_of(failures[0].failure.error())
+            error = self._cause_of(failures[0].failure.error())
+            if isinstance(error, LOST) and (names := self.failures.take_final()):
+                error.add_note(f"{', '.join(names)} failed with a lost worker, too, and is not made again")
+            raise error
 
     def _cause_of(self, error: BaseException) -> BaseException:
         # A lost worker may be the cause. Another worker may report it before its stream breaks.

@@ -109,6 +109,16 @@ class UnobservedFailures:
             self._visible.pop(origin, None)
             self.unobserved.setdefault(origin, failed)
 
+    def take_final(self) -> list[str]:
+        """Forget the failures because of lost workers of calls that are not made again; return their names."""
+        with self._lock:
+            failures = [failed for origin, failed in (self._visible | self.unobserved).items() if origin in self._final]
+            lost = list(filter(_is_lost, failures))
+            names = [self._final[failed.origin] for failed in lost if failed.origin is not None]
+            for failed in lost:
+                self.mark_observed(failed)
+            return list(dict.fromkeys(names))
+
     def validate(self) -> None:
         """Check what holds between the attributes."""
         with self._lock:
