@@ -6,6 +6,8 @@ Elements have no mask: an array with masked or missing values is refused rather 
 from __future__ import annotations
 
 import sys
+from array import array as array_of_numbers
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -60,7 +62,7 @@ def to_numpy(value: Any) -> Any:
     if is_masked_array(value):
         return native(unmasked(value))
     if kind is list:
-        _refuse_masked_parts(value)
+        value = _with_arrays(value)
     if not isinstance(value, (np.ndarray, list)):
         value = HOST_CONVERTERS.known(value)
     try:
@@ -80,6 +82,8 @@ def to_numpy(value: Any) -> Any:
         _refuse_rounded(value, array.dtype)
         if array.dtype.kind == "U":
             _refuse_as_text(value)
+        elif array.dtype.kind in "mM":
+            _refuse_wrapped(value, array.dtype)
     elif array.dtype.kind == "f":
         _refuse_missing(value, array)
     return native(array)
@@ -150,17 +154,26 @@ def unmasked(array: Any) -> Any:
     return np.asarray(array.data)
 
 
-def _refuse_masked_parts(values: list[Any]) -> None:
-    # NumPy ignores the masks of the parts of a list.
-    for kind in set(map(type, values)) - PLAIN:
-        if kind is list:
-            for value in values:
-                if type(value) is list:
-                    _refuse_masked_parts(value)
-        elif issubclass(kind, np.ndarray):
-            for value in values:
-                if is_masked_array(value):
-                    unmasked(value)
+def _with_arrays(values: Sequence[Any]) -> Sequence[Any]:
+    # Return a list with arrays in place of the columns and other sequences in it, of which NumPy would ignore what is
+    # masked, missing or rounded; the same object if it has none.
+    if PLAIN.issuperset(map(type, values)):
+        return values
+    parts = list(map(_as_array, values))
+    return parts if any(part is not value for part, value in zip(parts, values, strict=True)) else values
+
+
+def _as_array(part: Any) -> Any:
+    kind = type(part)
+    if kind is np.ndarray or kind in PLAIN:
+        return part
+    if kind in (list, tuple, deque):
+        return _with_arrays(part if kind is not deque else list(part))
+    is_sequence = hasattr(kind, "__array__") or kind in (range, memoryview, array_of_numbers)
+    if not is_sequence or isinstance(part, np.generic):
+        return part
+    column = HOST_CONVERTERS.columns(part)
+    return to_numpy(column) if column is part or isinstance(column, np.ndarray) else part
 
 
 # Floats have all integers up to this one, but not all larger ones.
@@ -187,6 +200,20 @@ def _refuse_rounded(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
                     f"a list whose integers would be rounded, {value!r:.80}, as NumPy makes {dtype} of its numbers: "
                     "give them one dtype"
                 )
+
+
+def _refuse_wrapped(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
+    # NumPy gives all times in a list the finest unit, which may not have those of coarser ones.
+    for value in values:
+        if isinstance(value, list | tuple):
+            _refuse_wrapped(value, dtype)
+            continue
+        times = value if hasattr(value, "dtype") else np.asarray(value, dtype.kind + "8")
+        if not np.array_equal(times.astype(dtype).astype(times.dtype), times, equal_nan=True):
+            raise ArgumentError(
+                f"a list of times of several units, of which {value!r:.80} does not fit into {dtype}, which "
+                "NumPy makes of all: give them one unit"
+            )
 
 
 def _is_rounded_number(value: Any) -> bool:

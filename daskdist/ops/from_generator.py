@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
+import optree
 
 from daskdist.call_progress import note_call
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failing.origin import origin_from
-from daskdist.core.functions.kept_values import keep_as_they_are
+from daskdist.core.functions.kept_values import keep_as_they_are, kept
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Epoch, Primitive, Stream
@@ -108,6 +109,9 @@ class FromGenerator(Source):
                 )
         spec = ElementSpec(structure, leaves)
         return cls(GeneratorFunction(generator, "from_generator"), tuple(args), spec, label=label)
+
+    def with_own_arrays(self) -> Self:
+        return replace(self, args=optree.tree_map(kept, self.args, none_is_leaf=True))
 
     @property
     def may_have_ragged_rows(self) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from daskdist.core.block import Block, Bundle
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.core.to_numpy import is_rounded, native
+from daskdist.core.to_numpy import is_rounded, native, to_numpy
 from daskdist.errors import ArgumentError, FileError
 from daskdist.tables.columns import Columns
 from daskdist.tables.device_column import DeviceColumn
@@ -151,21 +151,14 @@ def column_as_leaf(value: Any) -> Any:
     """
     pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
     if pandas is not None and isinstance(value, pandas.DataFrame):
-        rows = value.to_numpy()
-        if not _is_plain(rows.dtype):
-            raise ArgumentError(
-                "a DataFrame whose columns are not all numbers: give dict(frame), so that a row is a dict"
-            )
-        integers = [place for place, dtype in enumerate(value.dtypes) if dtype.kind in "iu"]
-        rounded = [
-            value.columns[place] for place in integers if is_rounded(np.asarray(value.iloc[:, place]), rows.dtype)
-        ]
-        if rounded:
-            raise ArgumentError(
-                f"a DataFrame of which the integers of {rounded[0]!r} would be rounded in one array of {rows.dtype}: "
-                "give dict(frame), so that a row is a dict"
-            )
-        return rows
+        columns = [(name, value.iloc[:, place]) for place, name in enumerate(value.columns)]
+        return _rows_of(value, columns, "dict(frame)")
+    if hasattr(value, "to_arrow") and hasattr(value, "columns"):
+        # A dataframe of Polars or cuDF.
+        value, arrow = value.to_arrow(), sys.modules["pyarrow"]
+    if arrow is not None and isinstance(value, (arrow.Table, arrow.RecordBatch)):
+        columns = list(zip(value.schema.names, value.columns, strict=True))
+        return _rows_of(value, columns, "a dict of its columns")
     is_pandas = pandas is not None and isinstance(
         value, (pandas.Series, pandas.Index, pandas.api.extensions.ExtensionArray)
     )
@@ -197,6 +190,24 @@ def column_as_leaf(value: Any) -> Any:
         advice = ": fill them first, or leave their rows out" if is_of_nulls else ""
         raise ArgumentError(text + advice) from None
     return leaf
+
+
+def _rows_of(frame: Any, columns: Sequence[tuple[Any, Any]], as_dict: str) -> Any:
+    # Return a dataframe or table as one array, shape (rows, columns).
+    rows, kind = np.asarray(frame), type(frame).__name__
+    if not _is_plain(rows.dtype):
+        raise ArgumentError(f"a {kind} whose columns are not all numbers: give {as_dict}, so that a row is a dict")
+    for name, column in columns:
+        try:
+            is_changed = is_rounded(to_numpy(column_as_leaf(column)), rows.dtype)
+        except ArgumentError as error:
+            raise ArgumentError(f"a {kind} with the column {name!r}: {error}") from None
+        if is_changed:
+            raise ArgumentError(
+                f"a {kind} of which the integers of {name!r} would be rounded in one array of {rows.dtype}: "
+                f"give {as_dict}, so that a row is a dict"
+            )
+    return rows
 
 
 def _as_arrow(column: Any, label: str) -> Any:

@@ -391,6 +391,8 @@ def _out(x):
         (lambda x: np.power(x, x), scalars(np.float32), "np.power(x, number) is not"),
         (lambda x: x.sum(dtype=np.float64), vectors(np.float32), "it calls sum with dtype"),
         (lambda x: np.mean(x), vectors(np.float16), "half-precision"),
+        (lambda x: np.sin(x), vectors(np.float16), "half-precision"),
+        (lambda x: np.log10(x), scalars(np.int8), "half-precision"),
         (lambda x: x[x > 0].sum(), vectors(), "it looks up a place that depends on the values"),
         (lambda x: (x * 1j).real, scalars(), "it makes complex128 of a value"),
         (lambda x: math.sin(x), scalars(), "it makes a Python number of a value"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import datetime
 import decimal
+from collections import deque
 
 import numpy as np
 import pandas as pd
@@ -116,6 +118,51 @@ class MapStyle:
         return np.arange(3) + index, index
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pd.DataFrame({"a": pd.Series([1, None], dtype="Int64")}),
+        pd.DataFrame({"a": pd.Series([1, None], dtype="int64[pyarrow]")}),
+        pa.table({"a": [1, None]}),
+        [pd.Series([1, None], dtype="Int64")],
+        [[pa.array([1, None])]],
+    ],
+    ids=["frame", "frame of Arrow's types", "table", "list of columns", "lists"],
+)
+def test_missing_integers_within_tables_and_lists_are_refused(rows):
+    with pytest.raises(ArgumentError, match="with 1 missing values"):
+        Dataset.from_tensor_slices(rows)
+
+
+def test_tables_of_numbers_and_lists_of_columns_are_arrays():
+    table = pa.table({"a": [1, 2], "b": [0.5, None]})
+    for rows in (table, pd.DataFrame({"a": [1, 2], "b": [0.5, None]}), [pd.Series([1, 0.5]), pa.array([2, np.nan])]):
+        np.testing.assert_array_equal(list(Dataset.from_tensor_slices(rows)), [[1, 0.5], [2, np.nan]])
+    assert [row.tolist() for row in Dataset.from_tensor_slices([range(2), range(2, 4)])] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [np.datetime64("9999-01-01"), np.datetime64("2020-01-01", "ns")],
+        [[np.datetime64("2020-01-01", "ns")], [np.datetime64("1000-01-01")]],
+        [np.array(["9999-01-01"], "M8[D]"), np.array(["2020-01-01"], "M8[ns]")],
+        [np.timedelta64(200_000, "D"), np.timedelta64(5, "ns")],
+    ],
+    ids=["dates", "lists", "arrays", "durations"],
+)
+def test_times_that_do_not_fit_the_unit_of_others_are_refused(times):
+    with pytest.raises(ArgumentError, match="times of several units"):
+        Dataset.from_tensor_slices(times)
+    with pytest.raises(UserFunctionError, match="times of several units"):
+        list(Dataset.range(1).map(lambda _: {"x": times}))
+
+
+def test_times_of_several_units_that_fit_are_an_array():
+    times = [np.datetime64("2020-01-01"), np.datetime64("2020-01-01T00:00:00.000000001"), np.datetime64("NaT")]
+    np.testing.assert_array_equal(list(Dataset.from_tensor_slices(times)), np.array(times))
+
+
 def test_map_style_datasets_say_what_to_write():
     data = MapStyle()
     with pytest.raises(ArgumentError, match=r"a MapStyle .*Dataset.range\(len\(data\)\).map\(data.__getitem__\)"):
@@ -138,8 +185,18 @@ NUMBER = 2**53 + 1
         [2**64 - 1, -1],
         [NUMBER, 1j],
         pd.DataFrame({"id": [NUMBER], "x": [0.5]}),
+        pa.table({"id": [NUMBER], "x": [0.5]}),
+        pa.record_batch({"id": [-1], "x": pa.array([2**63 + 1], pa.uint64())}),
+        [pd.Series([NUMBER]), pd.Series([0.5])],
+        [[pa.array([NUMBER])], [pa.array([0.5])]],
+        [range(NUMBER, NUMBER + 1), [0.5]],
+        [deque([NUMBER]), array.array("d", [0.5])],
+        [memoryview(np.array([NUMBER])), [0.5]],
     ],
-    ids=["numbers", "lists", "tuples", "scalars", "arrays", "unsigned and negative", "complex", "frame"],
+    ids=[
+        *["numbers", "lists", "tuples", "scalars", "arrays", "unsigned and negative", "complex", "frame", "table"],
+        *["record batch", "columns", "lists of columns", "ranges", "queues", "memory"],
+    ],
 )
 def test_integers_are_not_rounded(rows):
     with pytest.raises(ArgumentError, match=r"integers .*would be rounded"):

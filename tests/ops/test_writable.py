@@ -245,6 +245,10 @@ def test_scan_may_return_one_array_again_as_output_and_as_state(made):
         assert first_numbers(other) == expected[9:]
 
 
+def rows_of(array, nest):
+    return array + nest["rows"][0] - array
+
+
 @pytest.mark.parametrize(
     "of_array",
     [
@@ -255,6 +259,7 @@ def test_scan_may_return_one_array_again_as_output_and_as_state(made):
             Dataset.from_tensor_slices({"a": array[1:]})
         ),
         lambda array: Dataset.zip((Dataset.from_tensors(array), Dataset.range(1))),
+        lambda array: Dataset.from_generator(rows_of, TensorSpec((), "f8"), args=(array, {"rows": [array]})),
     ],
 )
 def test_a_function_may_return_datasets_of_one_array(of_array):

@@ -14,7 +14,7 @@ import pytest
 from conftest import mirrored
 
 import daskdist
-from daskdist import PerReplica, errors
+from daskdist import Dataset, PerReplica, TensorSpec, errors
 from daskdist.strategy.values.async_value import AsyncValue
 
 pytestmark = pytest.mark.cluster
@@ -273,6 +273,31 @@ def test_a_value_per_replica_is_no_array_and_no_number(convert):
 
 
 # --- arrays that a function fills again ---
+
+
+def test_rows_of_a_structured_array_that_is_filled_again_keep_their_values(two):
+    shared = np.zeros(1, [("a", "i8")])
+
+    def row_of(x):
+        shared[0] = (int(x),)
+        return shared[0]
+
+    def rows():
+        for x in range(5):
+            yield row_of(x)
+
+    numbers = Dataset.range(5)
+    for dataset in (
+        Dataset.from_generator(rows, output_signature=TensorSpec((), shared.dtype)),
+        numbers.map(row_of),
+        numbers.scan(0, lambda total, x: (total, {"x": row_of(x)})).map(lambda row: row["x"]),
+    ):
+        assert [int(row["a"]) for row in dataset] == [*range(5)]
+        assert np.concatenate([batch["a"] for batch in dataset.batch(3)]).tolist() == [*range(5)]
+    results = [two.run(row_of, args=(x,)) for x in range(3)]
+    assert [[int(row["a"]) for row in two.local_results(result)] for result in results] == [[0, 0], [1, 1], [2, 2]]
+    values = two.distribute_values_from_function(lambda context: row_of(context.replica_id_in_sync_group))
+    assert [int(row["a"]) for row in two.local_results(values)] == [0, 1]
 
 
 @pytest.mark.parametrize("nest", [lambda array: array, lambda array: {"a": array[:], "b": (array, "text")}])

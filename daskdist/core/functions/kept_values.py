@@ -52,7 +52,7 @@ def keep_as_they_are(
             )
             if _may_hold_arrays(leaves[place]) or (is_shared and not _is_private(leaves[place], private)):
                 leaves[place] = kept(leaves[place])
-        elif issubclass(kind, (np.ndarray, Ragged, Nested)) or kind.__module__.partition(".")[0] in _COPIES:
+        elif issubclass(kind, (np.ndarray, np.void, Ragged, Nested)) or kind.__module__.partition(".")[0] in _COPIES:
             leaves[place] = kept(leaves[place])
 
 
@@ -88,6 +88,9 @@ def kept(value: Any) -> Any:
             for number, item in enumerate(value.flat):
                 copied.flat[number] = kept(item)
         return copied
+    if isinstance(value, np.void):
+        # A row of a structured array is a view of it.
+        return value.copy()
     if isinstance(value, Ragged):
         return Ragged(kept(value.values), kept(value.row_splits))
     if isinstance(value, Nested):
