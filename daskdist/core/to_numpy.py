@@ -208,12 +208,22 @@ def _refuse_wrapped(values: Sequence[Any], dtype: np.dtype[Any]) -> None:
         if isinstance(value, list | tuple):
             _refuse_wrapped(value, dtype)
             continue
-        times = value if hasattr(value, "dtype") else np.asarray(value, dtype.kind + "8")
-        if not np.array_equal(times.astype(dtype).astype(times.dtype), times, equal_nan=True):
+        if is_wrapped(value if hasattr(value, "dtype") else np.asarray(value, dtype.kind + "8"), dtype):
             raise ArgumentError(
                 f"a list of times of several units, of which {value!r:.80} does not fit into {dtype}, which "
                 "NumPy makes of all: give them one unit"
             )
+
+
+def is_wrapped(times: Any, dtype: np.dtype[Any]) -> bool:
+    """Return whether times have other values when they are converted to a dtype.
+
+    >>> is_wrapped(np.array(["9999-01-01"], "datetime64[D]"), np.dtype("datetime64[ns]"))
+    True
+    """
+    if times.dtype.kind not in "mM" or times.dtype == dtype:
+        return False
+    return not np.array_equal(times.astype(dtype).astype(times.dtype), times, equal_nan=True)
 
 
 def _is_rounded_number(value: Any) -> bool:

@@ -193,6 +193,10 @@ def _number_of(value: Any, kind: Any) -> Any:
         exact = getattr(value, "asm8", None)
         value = np.datetime64(value.astimezone(datetime.UTC).replace(tzinfo=None)) if exact is None else exact
     is_time = types.is_duration(kind) or types.is_time(kind)
+    has_zone = getattr(value, "tzinfo", None) is not None or getattr(kind, "tz", None) is not None
+    if isinstance(value, datetime.date) and not is_time and not has_zone:
+        # pandas' times have nanoseconds. In a list, Arrow would make dates of times.
+        value = getattr(value, "asm8", None) or np.datetime64(value)
     if not isinstance(value, np.timedelta64 if is_time else np.datetime64):
         return None
     if np.isnat(value):

@@ -8,31 +8,13 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from daskdist.errors import DamagedFileError, DaskdistError, FileError
-from daskdist.storage.retries import refusal
+from daskdist.storage.retries import REMOTE_LIBRARIES, refusal
 from daskdist.url_secrets import shown_cause
 
 CREDENTIALS: Final = (
     "give credentials by storage_options, such as {'key': ..., 'secret': ...} for s3://, or by the environment, or "
     "{'anon': True} for public data"
 )
-# Libraries of file systems, most of whose errors derive from Exception only.
-_REMOTE_LIBRARIES: Final = {
-    "adlfs",
-    "aiobotocore",
-    "aiohttp",
-    "asyncio",
-    "azure",
-    "boto3",
-    "botocore",
-    "fsspec",
-    "gcsfs",
-    "google",
-    "http",
-    "paramiko",
-    "requests",
-    "s3fs",
-    "urllib3",
-}
 # Libraries that have no type of error for codecs that they lack: Pillow, HDF5, Zarr, xz. And an error of Python's own
 # (its issue 106905) if several threads parse headers of arrays.
 _NO_DAMAGE: Final = re.compile(
@@ -155,7 +137,7 @@ def _as_file_error(label: str, error: BaseException, problem: str) -> FileError:
 
 
 def _is_remote(error: BaseException) -> bool:
-    return type(error).__module__.partition(".")[0] in _REMOTE_LIBRARIES
+    return type(error).__module__.partition(".")[0] in REMOTE_LIBRARIES
 
 
 def advice_for(error: BaseException) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, ParamSpec, TypeVar
 
 from daskdist.config import setting
+from daskdist.errors import DaskdistError
 
 logger: Final = logging.getLogger("daskdist")
 # Timeouts, too many requests, and errors of a server or of a proxy in front of it.
@@ -17,6 +18,26 @@ _GONE: Final = {404, 410}
 # Errors of aiohttp for connections that are closed before the answer is complete; one of them is also the base of
 # ClientConnectorError, for connections that cannot be opened.
 _CLOSED: Final = {"ClientOSError", "ClientPayloadError", "ServerDisconnectedError"}
+# Libraries of file systems, most of whose errors derive from Exception only.
+REMOTE_LIBRARIES: Final = {
+    "adlfs",
+    "aiobotocore",
+    "aiohttp",
+    "asyncio",
+    "azure",
+    "boto3",
+    "botocore",
+    "fsspec",
+    "gcsfs",
+    "google",
+    "http",
+    "paramiko",
+    "requests",
+    "s3fs",
+    "urllib3",
+}
+# Libraries whose errors are about the content of archives, and of compressed files.
+_OF_CONTENT: Final = {"_lzma", "bz2", "gzip", "lzma", "tarfile", "zipfile", "zlib"}
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -38,6 +59,24 @@ def retried(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
             logger.info("a request is made again in %s s: %s", pause, error)
         time.sleep(pause)
     return call(*args, **kwargs)
+
+
+def brought(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Call a function that opens a remote file or brings bytes of it, as `retried` does.
+
+    Raises
+    ------
+    ConnectionError
+        The file system raised an error of an unknown type, which proves nothing about the content.
+    """
+    try:
+        return retried(call, *args, **kwargs)
+    except Exception as error:
+        kinds = (OSError, DaskdistError, EOFError, ImportError, MemoryError, NotImplementedError)
+        library = type(error).__module__.partition(".")[0]
+        if isinstance(error, kinds) or library in REMOTE_LIBRARIES | _OF_CONTENT:
+            raise
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
 
 def is_momentary(error: BaseException) -> bool:

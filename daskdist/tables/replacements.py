@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.to_numpy import is_wrapped
 from daskdist.errors import ArgumentError
 
 # Stands for the replacement of nulls that are kept as NaN, in arrays of objects.
@@ -101,8 +103,8 @@ def scalar_of(missing: Any, kind: Any) -> Any:
         is_kept = _in_utc(when) == _in_utc(missing)
     elif isinstance(missing, time | timedelta):
         is_kept = converted == missing
-    elif isinstance(missing, float | np.floating) and np.isfinite(missing):
-        is_kept = converted == missing or (isinstance(converted, float) and bool(np.isfinite(converted)))
+    elif isinstance(missing, int | float | np.integer | np.floating) and missing not in (math.inf, -math.inf):
+        is_kept = converted == missing or (isinstance(converted, float) and not math.isinf(converted))
     if not is_kept:
         raise ValueError(f"as {kind} it would become {converted!r}")
     return scalar
@@ -121,6 +123,6 @@ def fill_times(times: np.ndarray[Any, Any], missing: Any, where: Place) -> np.nd
         Times of this dtype cannot hold the value.
     """
     dtype, fill_value = times.dtype, np.asarray(missing)
-    if dtype.kind != fill_value.dtype.kind or not (np.isnat(missing) or fill_value.astype(dtype) == missing):
+    if dtype.kind != fill_value.dtype.kind or is_wrapped(fill_value, dtype):
         raise ArgumentError(f"missing: {missing!r} cannot stand for a null of {where}: {dtype} cannot hold it")
     return np.where(np.isnat(times), fill_value.astype(dtype), times)

@@ -78,6 +78,22 @@ def test_times_of_numpy_on_columns_of_times(tmp_path, kind):
     check(tmp_path / "a.parquet", values, kind, MOMENTS, key)
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("s"), pa.date32()], ids=str)
+def test_times_of_python_on_columns_of_times(tmp_path, kind):
+    def key(value):
+        return value if isinstance(value, datetime.datetime) else datetime.datetime.combine(value, datetime.time())
+
+    values = [value and value.date() for value in TIMES] if pa.types.is_date(kind) else TIMES
+    moments = [
+        datetime.datetime(2020, 6, 1, 12),
+        datetime.datetime(2020, 6, 1, 0, 0, 0, 5),
+        TIMES[1],
+        pd.Timestamp(TIMES[0]),
+    ]
+    check(tmp_path / "a.parquet", values, kind, moments, key)
+    assert len(list(read_parquet(tmp_path, "i", filters=[("n", "in", [datetime.date(2020, 6, 1)])]))) > 0
+
+
 def test_a_time_of_numpy_leaves_groups_without_such_rows_unread(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"t": pa.array(TIMES[:3], pa.timestamp("us")), "i": range(3)}), path, row_group_size=1)

@@ -227,6 +227,40 @@ def test_other_content_of_a_small_file_is_noticed(served):
     assert numbers_of(read()) == [*range(10), *range(20, 30), *range(20, 30)]
 
 
+class Failing(MemoryFileSystem):
+    """A file system that raises errors of its own."""
+
+    protocol = "failing"
+    store, pseudo_dirs = {}, [""]
+    error = None
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("failing://", "memory://"))
+
+    def _open(self, path, mode="rb", **options):
+        if Failing.error is not None and path.endswith("1.csv"):
+            raise Failing.error
+        return super()._open(path, mode, **options)
+
+
+class TokenError(Exception):
+    """An error of no library that is known."""
+
+
+@pytest.mark.parametrize("error", [TokenError("expired"), RuntimeError("expired"), KeyError("expired")], ids=repr)
+def test_errors_of_any_file_system_are_no_damage(error, monkeypatch):
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    for number in range(3):
+        fsspec.filesystem("failing").pipe(f"/t/{number}.csv", b"x\n1\n2\n")
+    rows = daskdist.read_csv([f"failing://t/{number}.csv" for number in range(3)])
+    assert len(list(rows)) == 6
+    monkeypatch.setattr(Failing, "error", error)
+    with pytest.raises(errors.FileError, match=r"1\.csv: cannot be read: .*expired") as raised:
+        list(rows.with_options(Options(on_error="skip")))
+    assert not isinstance(raised.value, errors.DamagedFileError)
+
+
 class Busy(MemoryFileSystem):
     """A file system whose requests are refused for a moment, as by Google's library."""
 

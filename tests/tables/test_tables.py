@@ -176,6 +176,9 @@ def test_nulls(array, missing, expected):
         (pa.duration("s"), np.datetime64("2024")),
         (pa.int64(), np.float32(1.5)),
         (pa.float32(), 1e300),
+        (pa.float16(), 70_000),
+        (pa.timestamp("ns"), np.datetime64("9999-01-01")),
+        (pa.duration("ns"), np.timedelta64(200_000, "D")),
     ],
     ids=str,
 )
@@ -202,6 +205,25 @@ def test_integers_are_not_rounded_beside_floats():
     rows = table.slice(1)
     (actual,) = TableReader((["id", "x", "n"],)).block(rows, "part", "file").leaves
     assert actual.tolist() == [[1.0, 1.5, 2.0]]
+
+
+def test_times_of_several_units_do_not_change_beside_each_other():
+    table = pa.table(
+        {
+            "day": pa.array([datetime.date(9999, 1, 1), datetime.date(2020, 1, 1)]),
+            "instant": pa.array([1, None], pa.timestamp("ns")),
+            "long": pa.array([10**17, 1], pa.duration("us")),
+            "short": pa.array([1, 2], pa.duration("ns")),
+        }
+    )
+    for names in (["day", "instant"], ["short", "long"]):
+        (changed,) = {"day", "long"} & set(names)
+        with pytest.raises(errors.FileError, match=f"part: the times of column '{changed}' do not fit in one array"):
+            read(table, columns={"times": names})
+        (actual,) = TableReader((names,)).block(table.slice(1), "part", "file").leaves
+        expected = {"day": np.datetime64("2020-01-01"), "instant": np.datetime64("NaT")}
+        expected |= {"long": np.timedelta64(1, "us"), "short": np.timedelta64(2, "ns")}
+        np.testing.assert_array_equal(actual, [[expected[name] for name in names]])
 
 
 def test_structs():
