@@ -43,7 +43,8 @@ class Repeat(Transformation):
 
 def _keeps_all(node: Node) -> bool:
     is_in_memory = not node.inputs and node.is_cheap and node.reads_files is False
-    return is_in_memory or node.facts.keeps_rows or node.facts.by_count or isinstance(node, Repeat)
+    is_of_groups = node.group_size is not None
+    return is_in_memory or node.facts.keeps_rows or node.facts.by_count or is_of_groups or isinstance(node, Repeat)
 
 
 # The most empty passes to accept: with random operations, a pass may have elements after empty ones.

@@ -2,8 +2,9 @@
 
 A position records how the pass was shared out, and how many elements each of its streams has returned. If it is shared
 out in the same way now, these streams continue. Otherwise they are opened as they were, and their remaining elements,
-in the order of steps and replicas, are batched again for the current replicas. Batches whose rows cannot be batched
-again, such as those of ``padded_batch``, are joined from their remaining pieces and cut for the current replicas.
+in the order of steps and replicas, are batched again for the current replicas. Batches that have their size already,
+or whose rows cannot be batched again, such as those of ``padded_batch``, are joined from their remaining pieces and cut
+for the current replicas.
 """
 
 from __future__ import annotations
@@ -251,8 +252,8 @@ def rest_of(
 ) -> tuple[Primitive, tuple[int, ...]]:
     """Return the stream of the remaining elements for a layout, and the path to the node whose inputs are ``streams``.
 
-    If rows can be batched again, batches have the size of the layout. Otherwise batches stay as they are, and are cut
-    for the replicas of the layout.
+    Batches of the size of the layout stay as they are, and are cut for its replicas. If the size is another, or several
+    workers have read, rows are batched again if they can be.
 
     Parameters
     ----------
@@ -266,7 +267,9 @@ def rest_of(
         The spec of a batch.
     """
     batch_size, num_replicas = layout.batch_size, sum(layout.num_replicas)
-    if batch_size is None or not _stack(spec):
+    # Batches of their size stay as they are: an incomplete one may be between others, as with ``repeat``.
+    are_whole = len(streams) == 1 and section.layout.batch_size == batch_size
+    if batch_size is None or are_whole or not _stack(spec):
         if section.layout.batch_size != batch_size:
             logger.warning(
                 "load_state_dict: the rest of this pass keeps its batches of %s rows, as they cannot be batched again; "

@@ -327,6 +327,26 @@ def test_elements_far_ahead_come_at_once_and_so_does_the_rest_after_a_position(n
         assert rest == expected[1:]
 
 
+@pytest.mark.timeout(20)
+def test_batches_far_ahead_come_at_once():
+    batches = Dataset.range(10).batch(4)
+    for dataset in (batches.repeat(), batches.shuffle(3, seed=1, reshuffle_each_iteration=False).repeat()):
+        expected = [batch.tolist() for batch in dataset.take(6)]
+        for num_passes in (2, 10**11):
+            ahead = dataset.skip(3 * num_passes + 2).take(4)
+            assert [batch.tolist() for batch in ahead] == expected[2:]
+
+
+def test_batches_of_elements_that_are_left_out_are_not_skipped_by_arithmetic():
+    def failing(x):
+        return 1 // (0 if str(x) in "234" else 1) + x
+
+    batches = Dataset.range(10).map(failing).batch(3).repeat(4).ignore_errors()
+    elements = [batch.tolist() for batch in batches]
+    for count in range(0, len(elements), 3):
+        assert [batch.tolist() for batch in batches.skip(count)] == elements[count:]
+
+
 def test_skipped_passes_of_a_shuffle_are_those_that_are_not_skipped():
     dataset = Dataset.range(10).shuffle(10, seed=1).repeat(40)
     elements = [int(element) for element in dataset.at_epoch(0)]

@@ -416,6 +416,22 @@ def test_a_consumer_is_killed(client, on_loss):
         assert not set(actual) & set(report)
 
 
+def test_a_function_that_ends_each_worker_is_given_up(own_client, tmp_path):
+    def end_at(x):
+        # The program computes the first elements itself, to know their spec.
+        if x == 9_000:
+            (tmp_path / f"{os.getpid()}").touch()
+            os._exit(1)
+        return x
+
+    elements = iter(Dataset.range(10_000).map(end_at).serve(own_client))
+    with pytest.raises(errors.RepeatedLossError, match="workers were lost 4 times in a row"):
+        list(elements)
+    assert len(list(tmp_path.iterdir())) <= 8
+    own_client.wait_for_workers(2, timeout=60)
+    assert len(list(Dataset.range(100).serve(own_client))) == 100
+
+
 @pytest.mark.parametrize("mode", ["distributed_epoch", "parallel_epochs"])
 def test_a_worker_is_killed(own_client, mode):
     client = own_client

@@ -13,6 +13,7 @@ from daskdist.service.dispatcher.commands import (
     Join,
     LoseConsumer,
     SendEnd,
+    SendFailure,
     SendRecorded,
     SendTasks,
     SendWaiting,
@@ -36,9 +37,11 @@ class Clock:
 class Bench:
     """A dispatcher, its clock, and the commands that it gave."""
 
-    def __init__(self, pieces=(100, 1), mode=ShardingPolicy.DYNAMIC, workers=2, is_kept=False, **options):
+    def __init__(
+        self, pieces=(100, 1), mode=ShardingPolicy.DYNAMIC, workers=2, is_kept=False, most_losses=100, **options
+    ):
         self.clock = Clock()
-        self.dispatcher = Dispatcher(self.clock, 600, 60, is_kept=is_kept)
+        self.dispatcher = Dispatcher(self.clock, 600, 60, is_kept=is_kept, most_losses=most_losses)
         self.entry = DatasetEntry("ds", "f", b"", b"", pieces)
         self.dispatcher.register(self.entry)
         self.options = JobOptions(mode, **options)
@@ -122,6 +125,35 @@ def test_leases_of_a_lost_worker_continue_after_acknowledged_elements():
     assert (actual.attempt, actual.lease, actual.done, actual.expected) == (1, spec.lease, ((0, 3),), ("c",))
     # Messages of the lost worker are ignored.
     assert not bench.dispatcher.task_done(spec.id, 0)
+
+
+@pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF])
+def test_elements_that_end_each_worker_are_given_up(mode):
+    bench = Bench(mode=mode, workers=1, most_losses=3)
+    bench.join()
+    for number in range(4):
+        (task, *_) = [task for _, task in bench.dispatcher._tasks.values() if task.worker == "w0"]
+        if number == 0:
+            # No other element is acknowledged afterwards.
+            bench.dispatcher.progressed(task.id, task.attempt, [(0, 3)])
+        failures = of_kind(bench.dispatcher.worker_left("w0"), SendFailure)
+        assert bool(failures) == (number == 3)
+        bench.dispatcher.worker_joined("w0", "host")
+    assert "workers were lost 4 times in a row, last w0" in failures[0].message
+    assert not bench.dispatcher._tasks
+    assert not bench.dispatcher.worker_joined("w2", "host")
+
+
+def test_workers_that_are_lost_now_and_then_do_not_end_a_job():
+    bench = Bench(workers=1, most_losses=2)
+    bench.join()
+    for number in range(1, 20):
+        task = next(iter(bench.dispatcher._tasks.values()))[1]
+        bench.dispatcher.progressed(task.id, task.attempt, [(0, number)])
+        (other,) = [other for _, other in bench.dispatcher._tasks.values() if other is not task]
+        bench.dispatcher.progressed(other.id, other.attempt, [(0, number)])
+        assert not of_kind(bench.dispatcher.worker_left("w0"), SendFailure)
+        assert started(bench.dispatcher.worker_joined("w0", "host"))
 
 
 def test_a_consumer_that_others_keep_waiting_has_another_lease():

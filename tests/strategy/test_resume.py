@@ -176,6 +176,10 @@ def wide(n):
 
 WHOLE_BATCHES = {
     **UNEVEN,
+    "incomplete batches within": lambda: Dataset.range(10).batch(4).repeat(3),
+    "incomplete batches anywhere": lambda: (
+        Dataset.range(23).batch(4).shuffle(3, seed=1, reshuffle_each_iteration=False)
+    ),
     "padded, then map": lambda: wide(18).padded_batch(4).map(lambda x: x * 2),
     "padded, incomplete one dropped": lambda: wide(18).padded_batch(4, drop_remainder=True),
     "ragged": lambda: wide(18).ragged_batch(4),

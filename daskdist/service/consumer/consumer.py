@@ -21,7 +21,7 @@ from daskdist.config import seconds
 from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Exhausted, NotReady
-from daskdist.errors import ArgumentError, ClusterError
+from daskdist.errors import ArgumentError, ClusterError, RepeatedLossError
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.dispatcher_connection import connected, event_loop
 from daskdist.service.consumer.read_ahead_limit import ReadAheadLimit
@@ -289,6 +289,10 @@ class _Connection:
 
     def _on_refused(self, message: str) -> bool:
         self._arrived.end(ArgumentError(message))
+        return True
+
+    def _on_failed(self, message: str) -> bool:
+        self._arrived.end(RepeatedLossError(message))
         return True
 
     def _on_waiting(self, message: str) -> None:

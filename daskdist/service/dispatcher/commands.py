@@ -214,6 +214,14 @@ class SendWaiting:
 
 
 @dataclass(frozen=True)
+class SendFailure:
+    """Report to a consumer why its iteration is given up."""
+
+    consumer: str
+    message: str
+
+
+@dataclass(frozen=True)
 class SendRecorded:
     """Report to a consumer which elements are recorded as used: ``(task, pairs)``; some may be left out."""
 
@@ -221,4 +229,4 @@ class SendRecorded:
     tasks: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 
 
-Command = StartTask | StopTask | LoseConsumer | SendTasks | SendEnd | SendWaiting | SendRecorded
+Command = StartTask | StopTask | LoseConsumer | SendTasks | SendEnd | SendWaiting | SendFailure | SendRecorded

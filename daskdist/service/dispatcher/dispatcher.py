@@ -6,6 +6,7 @@ method reports an event and returns commands, which the scheduler plugin carries
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -16,6 +17,7 @@ from daskdist.service.dispatcher.commands import (
     Join,
     LoseConsumer,
     SendEnd,
+    SendFailure,
     SendRecorded,
     SendTasks,
     SendWaiting,
@@ -61,6 +63,8 @@ class Dispatcher:
         The time to wait for the consumers of the previous dispatcher.
     is_kept
         Whether the state is kept, so that `changes` must report changes.
+    most_losses
+        The most times in a row that the worker of a task may be lost, without an element that is acknowledged between.
     """
 
     def __init__(
@@ -70,8 +74,10 @@ class Dispatcher:
         reconnect_timeout_s: float = 60,
         *,
         is_kept: bool = False,
+        most_losses: float = math.inf,
     ) -> None:
         self._clock = clock
+        self._most_losses = most_losses
         self._gc_timeout_s = gc_timeout_s
         self._reconnect_timeout_s = reconnect_timeout_s
         self._is_kept = is_kept
@@ -127,6 +133,12 @@ class Dispatcher:
         commands: list[Command] = []
         for iteration in self.iterations():
             lost = [task for task in iteration.tasks.values() if task.worker == address and not task.is_done]
+            num_losses = max([task.losses.add(len(task.done)) for task in lost], default=0)
+            if lost and iteration.job.options.has_copies:
+                num_losses = iteration.losses.add(iteration.num_used)
+            if num_losses > self._most_losses:
+                commands += self._give_up(iteration, f"{num_losses} times in a row, last {address}")
+                continue
             for task in lost:
                 task.worker = None
                 other_tasks = [
@@ -138,6 +150,15 @@ class Dispatcher:
             if lost:
                 commands += self._assign(iteration) + self._send_tasks_to_all(iteration) + self._end_if_over(iteration)
         return commands
+
+    def _give_up(self, iteration: Iteration, lost: str) -> list[Command]:
+        iteration.failure = (
+            f"workers were lost {lost}, while they produced the same elements of a dataset of the service; the logs of "
+            "the workers may have the reason. distributed.scheduler.allowed-failures says how often that may happen"
+        )
+        stops = self._stop(iteration)
+        self._note_change(iteration)
+        return stops + [SendFailure(name, iteration.failure) for name in iteration.consumers]
 
     # --- consumers ---
 
@@ -174,6 +195,8 @@ class Dispatcher:
         iteration.idle_since = None
         self._note_change(iteration)
         self._forget_over(job)
+        if iteration.failure:
+            return [SendFailure(join.name, iteration.failure)]
         if iteration.is_over:
             return [SendEnd(join.name, was_over=not join.is_again)]
         return self._assign(iteration) + self._send_tasks(consumer)
@@ -219,6 +242,8 @@ class Dispatcher:
             # A newer message with other tasks is on its way.
             return []
         iteration = consumer.iteration
+        if iteration.failure:
+            return []
         if iteration.can_lease:
             # The consumer waits for elements that others have not acknowledged.
             return self._assign(iteration, num_more=1)
@@ -389,7 +414,7 @@ class Dispatcher:
     def _assign(self, iteration: Iteration, num_more: int = 0) -> list[Command]:
         """Create tasks of an iteration and assign workers; ``num_more`` is the number of leases beside the usual."""
         workers = self._eligible(iteration.job)
-        if not workers or iteration.is_over:
+        if not workers or iteration.is_over or iteration.failure:
             return []
         for task in self._new_tasks(iteration, workers, num_more):
             self._tasks[task.id] = iteration, task

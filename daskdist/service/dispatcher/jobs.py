@@ -49,6 +49,8 @@ class Task:
         Whether all elements of the task were acknowledged.
     done
         The elements that were acknowledged.
+    losses
+        The losses of its workers.
     """
 
     id: str
@@ -58,6 +60,21 @@ class Task:
     attempt: int = -1
     is_done: bool = False
     done: Intervals = field(default_factory=Intervals)
+    losses: Losses = field(default_factory=lambda: Losses())
+
+
+@dataclass
+class Losses:
+    """The losses of workers in a row, without an element that was acknowledged between them."""
+
+    number: int = 0
+    num_used: int = 0
+
+    def add(self, num_used: int) -> int:
+        """Record a loss after so many elements; return the number of losses in a row."""
+        self.number = self.number + 1 if num_used == self.num_used else 1
+        self.num_used = num_used
+        return self.number
 
 
 @dataclass
@@ -105,6 +122,9 @@ class Iteration:
     waits_for: str = ""
     waits_since: float | None = None
     elements_per_s: float = 0.0
+    # The losses of workers with copies of the dataset, and why the iteration is given up; "" if it is not.
+    losses: Losses = field(default_factory=Losses)
+    failure: str = ""
 
     @property
     def key(self) -> str:
@@ -213,6 +233,7 @@ class Iteration:
             "count": self.count,
             "next_unit": self.next_unit,
             "num_done": self.num_done,
+            "failure": self.failure,
         }
 
     @classmethod
@@ -227,6 +248,7 @@ class Iteration:
             count=saved["count"],
             next_unit=saved["next_unit"],
             num_done=saved["num_done"],
+            failure=saved.get("failure", ""),
         )
         iteration.tasks = {task.id: replace(task, done=Intervals(task.done)) for task in saved["tasks"]}
         iteration.measured = iteration.num_used, now

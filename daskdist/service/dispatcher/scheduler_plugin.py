@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from typing import Any, Final
 
+import dask.config
 from distributed import Scheduler
 from distributed.comm import Comm, CommClosedError
 from distributed.core import Status
@@ -18,12 +19,14 @@ from distributed.protocol.pickle import dumps
 
 from daskdist.config import seconds, setting
 from daskdist.dashboard.scheduler_plugin import dashboard_of
+from daskdist.execute.paused_workers import MOST_LOSSES
 from daskdist.service.dispatcher.commands import (
     Command,
     DatasetEntry,
     Join,
     LoseConsumer,
     SendEnd,
+    SendFailure,
     SendRecorded,
     SendTasks,
     SendWaiting,
@@ -84,7 +87,11 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         work_dir = setting("service.work-dir") if self._work_dir is None else self._work_dir
         self._journal = Journal(work_dir) if work_dir else None
         self.dispatcher = Dispatcher(
-            time.monotonic, gc_timeout_s, seconds("service.reconnect-timeout"), is_kept=self._journal is not None
+            time.monotonic,
+            gc_timeout_s,
+            seconds("service.reconnect-timeout"),
+            is_kept=self._journal is not None,
+            most_losses=dask.config.get(MOST_LOSSES),
         )
         if self._journal is not None:
             self.dispatcher.restore(self._journal.load())
@@ -250,6 +257,8 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
                     self._to_consumer(consumer, "tasks", tasks, number)
                 case SendEnd(consumer, was_over):
                     self._to_consumer(consumer, "end", was_over)
+                case SendFailure(consumer, message):
+                    self._to_consumer(consumer, "failed", message)
                 case SendWaiting(consumer, message):
                     self._to_consumer(consumer, "waiting", message)
                 case SendRecorded(consumer, tasks):
