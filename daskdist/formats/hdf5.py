@@ -277,9 +277,9 @@ def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[
     base = None if text else h5py.check_vlen_dtype(dataset.dtype)
     _check_chunks(dataset, start, stop)
     if base is None and (text is None or text.length is not None):
-        return dataset[start:stop]
+        return _decoded(dataset, start, stop)
     _check_lengths(dataset, start, stop, num_bytes // (1 if base is None else max(base.itemsize, 1)), read)
-    values = dataset[start:stop]
+    values = _decoded(dataset, start, stop)
     if base is not None:
         return Ragged.of([np.asarray(value, base) for value in values])
     if text.encoding != "utf-8":
@@ -288,6 +288,22 @@ def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[
         return np.array([value.decode() for value in values.ravel()], TEXT).reshape(values.shape)
     except UnicodeDecodeError as error:
         raise ValueError(f"array {dataset.name!r} has text that is not UTF-8: {error}") from None
+
+
+def _decoded(dataset: Any, start: int, stop: int) -> Any:
+    try:
+        return dataset[start:stop]
+    except OSError as error:
+        known = dataset.id.get_create_plist()
+        numbers = [known.get_filter(place)[0] for place in range(known.get_nfilters())]
+        lacking = [number for number in numbers if not _library().h5z.filter_avail(number)]
+        if not lacking:
+            raise
+        # The library only says where it looked for a plugin.
+        raise NotImplementedError(
+            f"array {dataset.name!r} has the compression or filter {lacking[0]}, which is not installed: "
+            "import hdf5plugin, in all processes that read"
+        ) from error
 
 
 def _check_chunks(dataset: Any, start: int, stop: int) -> None:

@@ -45,6 +45,10 @@ _DECIMAL_ERROR: Final = Decimal("1e-15")
 _LEAST: Final = np.float32(-np.inf)
 # The number of bytes to read from a local file at a time.
 _BUFFER_BYTES: Final = 2**16
+# The length of the end of a file: that of the footer, and the magic number.
+_END_BYTES: Final = 8
+# The length of the signature of a footer that is not encrypted, in a file with encrypted columns.
+_SIGNATURE_BYTES: Final = 28
 # The unit of timestamps of the type INT96, whose range is that of dates: Spark writes microseconds.
 _INT96_UNIT: Final = "us"
 
@@ -409,6 +413,10 @@ class Footer:
         import pyarrow.parquet as pq
 
         opened = pq.ParquetFile(file, coerce_int96_timestamp_unit=_INT96_UNIT)
+        file.seek(-_END_BYTES, os.SEEK_END)
+        if int.from_bytes(file.read(4), "little") - opened.metadata.serialized_size == _SIGNATURE_BYTES:
+            # pyarrow ends the process if something asks for the metadata of an encrypted column.
+            raise NotImplementedError("it is encrypted, which is not supported; decrypt it")
         return cls(opened.metadata, opened.schema_arrow)
 
 

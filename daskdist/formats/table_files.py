@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.filesystem import Storage
+from daskdist.storage.first_bytes import recognised
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 # The number of files to look into for the type of a column.
@@ -23,6 +25,11 @@ class TableFiles(ABC):
     """The part of a format that compares the schemas of files with that of the first."""
 
     missing: Mapping[str, Any] | None
+    storage: Storage
+
+    @abstractmethod
+    def guess(self, path: str, head: bytes) -> bool:
+        """Return whether first bytes are those of a file of the format."""
 
     @abstractmethod
     def schema(self, path: str) -> Any:
@@ -41,7 +48,12 @@ class TableFiles(ABC):
 
     def first(self, paths: Sequence[str]) -> FirstFile:
         """Return the first readable file, with the types that its columns of nulls have in others."""
-        files = readable_files(paths, self.schema)
+
+        def schema_of(path: str) -> Any:
+            with recognised(path, self.storage, self.guess):
+                return self.schema(path)
+
+        files = readable_files(paths, schema_of)
         path, schema = next(files)
         names = set(self.selected(schema.names))
         for _, other in islice(files, _MOST_FILES):

@@ -21,6 +21,7 @@ from daskdist.storage.byte_ranges import GROWTH, ByteRanges, RangeRecords
 from daskdist.storage.compression import has_suffix
 from daskdist.storage.failures import DamagedPart
 from daskdist.storage.filesystem import Storage
+from daskdist.storage.first_bytes import refuse_other_encoding
 from daskdist.storage.first_file import FirstFile
 
 _MARK: Final = b"\xef\xbb\xbf"
@@ -108,11 +109,14 @@ class Text:
                 kept.append(line if self.encoding is None else line.decode(self.encoding))
             except UnicodeDecodeError as error:
                 damaged.append(DamagedPart(number, f"the line {line!r:.80} of {split.label}", str(error)))
+        if damaged:
+            advice = "give encoding={!r}, or None for bytes"
+            refuse_other_encoding(split.label, lines_of(self._unmarked(piece)), self.encoding or "", advice)
         return self._block(split, kept), piece.with_rest(damaged, len(kept), split)
 
     @property
     def _ranges(self) -> ByteRanges:
-        return ByteRanges(Lines(), self.storage, self.compression)
+        return ByteRanges(Lines(), self.storage, self.compression, is_text=self.encoding is not None)
 
     def _unmarked(self, piece: RangeRecords) -> bytes:
         is_marked = piece.offset == 0 and self.encoding is not None

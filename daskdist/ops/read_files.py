@@ -7,6 +7,7 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -41,6 +42,7 @@ from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
 from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, is_remote
+from daskdist.storage.first_bytes import recognised
 from daskdist.storage.first_file import FirstFile, readable_files
 from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
 from daskdist.tables.replacements import NullsKept
@@ -161,7 +163,7 @@ class ReadFiles(FileBackedSource):
 
     def list_file(self, file: int) -> Sequence[Split]:
         """List the splits of one file."""
-        with damage(self.paths[file]):
+        with self._recognised(self.paths[file]), damage(self.paths[file]):
             return self.format.list_splits(self.paths[file], file, self._first)
 
     @cached_property
@@ -174,8 +176,12 @@ class ReadFiles(FileBackedSource):
         return FirstFile(path, spec)
 
     def _spec_of(self, path: str) -> ElementSpec:
-        with damage(path):
+        with self._recognised(path), damage(path):
             return self.format.spec(path)
+
+    def _recognised(self, path: str) -> AbstractContextManager[None]:
+        form = self.format
+        return recognised(path, form.storage, form.guess) if isinstance(form, OpensFiles) else nullcontext()
 
     def splits_of_file(self, file: int) -> Sequence[Split]:
         """List the splits of one file; cached."""

@@ -77,7 +77,8 @@ def read_json(
     -----
     Text that looks like a time stays text; ``dtypes={"when": "datetime64[s]"}`` converts it, to UTC if it has a zone.
     With ``columns``, other fields are ignored, except within nested objects that are read: there a field that the
-    sample lacks is an error. Numbers in a column of floats are rounded to the nearest float. Files that are not lines
+    sample lacks is an error. Numbers in a column of floats are rounded to the nearest float; one beyond all floats,
+    such as 1e400, is an invalid value, while `read_csv` reads it as infinite. Files that are not lines
     are read as a whole, into memory.
     """
     storage = Storage(storage_options)

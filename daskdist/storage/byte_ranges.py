@@ -25,6 +25,7 @@ from daskdist.errors import DamagedFileError, FileError
 from daskdist.storage.compression import Reopened, decompressed, inferred
 from daskdist.storage.failures import DamagedPart, damage, proves_damage
 from daskdist.storage.filesystem import Storage, Version
+from daskdist.storage.first_bytes import HEAD_BYTES, refuse_no_text
 from daskdist.waiting import wait_intervals
 
 # Bytes first read beyond a range for the end of its last record.
@@ -199,11 +200,14 @@ class ByteRanges:
         Opens the files.
     compression
         The compression of the files: ``"infer"``, a name, or None.
+    is_text
+        Whether they are text, so that first bytes which no text has are an error.
     """
 
     framing: Framing
     storage: Storage = field(default_factory=Storage)
     compression: str | None = "infer"
+    is_text: bool = False
 
     def list(self, path: str, file: int, growth: int = 1) -> list[Split]:
         """List the splits of a file.
@@ -244,7 +248,11 @@ class ByteRanges:
         """Return the compression of a file."""
         if self.compression != "infer":
             return self.compression
-        return inferred(path, self.storage.read(path, 0, 8))
+        head = self.storage.read(path, 0, HEAD_BYTES)
+        compression = inferred(path, head)
+        if self.is_text and compression is None:
+            refuse_no_text(path, head)
+        return compression
 
     def head(self, path: str, num_bytes: int) -> tuple[bytes, bool]:
         """Return the first bytes of a decompressed file, and whether they are the whole file."""
@@ -253,6 +261,8 @@ class ByteRanges:
             stream = decompressed(file, compression)
             parts = list(_chunks(stream, num_bytes + 1))
         data = b"".join(parts)
+        if self.is_text:
+            refuse_no_text(path, data)
         return data[:num_bytes], len(data) <= num_bytes
 
     def read(self, split: Split, *, is_lenient: bool = False) -> RangeRecords:

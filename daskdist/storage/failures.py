@@ -18,7 +18,8 @@ CREDENTIALS: Final = (
 # Libraries that have no type of error for codecs that they lack: Pillow, HDF5, Zarr, xz. And an error of Python's own
 # (its issue 106905) if several threads parse headers of arrays.
 _NO_DAMAGE: Final = re.compile(
-    r"not (registered|available|supported|implemented)|unsupported|unknown codec|codec not available|AST constructor",
+    r"not (registered|available|supported|implemented)|unsupported|unknown (codec|chunk)|codec not available|"
+    r"no zarr data type|invalid .*zarr_format|disallowed extra fields|AST constructor",
     re.IGNORECASE,
 )
 

@@ -393,6 +393,12 @@ def write_text(folder, content, name):
         ("{k}", "{k}.5", {"n": "int64"}, "are float64, not int64; give dtypes={'n': 'float64'}"),
         ("1", "10{k}", {"n": "int8"}, "are int64, not int8; give dtypes={'n': 'int64'}"),
         ("{k}", "true", {"n": "int64"}, "are bool, not int64; give dtypes={'n': 'bool'}"),
+        ("{k}", "q{k}", None, r"its \d+ values, such as 'q\d+', are str, not int64; give dtypes={'n': 'str'}"),
+        ("{k}", "007", None, "are str, not int64; give dtypes={'n': 'str'}"),
+        ("true", "yes", {"n": "bool"}, "are str, not bool; give dtypes={'n': 'str'}"),
+        ("2020-12-31", "31/12/2020", {"n": "datetime64[D]"}, r"are str, not datetime64\[D\]"),
+        ("1.5", '"1,5"', {"n": "float64"}, "such as '1,5', are str, not float64"),
+        ("{k}", "1{k}0000000000000000000", {"n": "int64"}, "are str, not int64"),
     ],
 )
 def test_values_of_another_type_are_an_error_also_when_damage_is_left_out(
@@ -410,13 +416,95 @@ def test_values_of_another_type_are_an_error_also_when_damage_is_left_out(
     assert path in str(caught.value)
 
 
-def test_values_of_no_other_type_and_single_ones_are_damage(tmp_path):
+def test_single_values_of_another_type_are_damage(tmp_path):
     write_text(tmp_path, "n,m\n" + "".join(f"{k},{k}\n" for k in range(30)), "a.csv")
-    write_text(tmp_path, "n,m\n" + "x1,2\n" * 5 + "1.5,2\n" * 5, "b.csv")
+    write_text(tmp_path, "n,m\nx1,2\n,2\n", "b.csv")
     # Each column has a valid value.
     write_text(tmp_path, "n,m\n1.5,1\n2,x\n2.5,3\n", "c.csv")
     write_text(tmp_path, "n,m\n1.5,2\nNA,2\n", "d.csv")
-    write_text(tmp_path, "n,m\n07,2\n08,2\n", "e.csv")
     kept = iter(daskdist.read_csv(tmp_path).with_options(SKIP))
     assert [(int(row["n"]), int(row["m"])) for row in kept] == [(k, k) for k in range(30)]
-    assert kept.stats()["num_skipped"] == 10 + 3 + 2 + 2
+    assert kept.stats()["num_skipped"] == 2 + 3 + 2
+
+
+# --- other encodings and other formats ---
+
+TEXTS = {
+    ".csv": ("x\n", "{}\n", daskdist.read_csv),
+    ".jsonl": ("", '{{"x": "{}"}}\n', daskdist.read_json),
+    ".txt": ("", "{}\n", daskdist.read_text),
+}
+
+
+def write_words(path, words, encoding="utf-8"):
+    head, form, _ = TEXTS[path.suffix]
+    path.write_bytes((head + "".join(map(form.format, words))).encode(encoding))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-32"])
+@pytest.mark.parametrize("suffix", TEXTS)
+def test_a_file_in_another_encoding_is_an_error_even_with_skip(tmp_path, suffix, encoding):
+    for number, used in enumerate(["utf-8", encoding]):
+        write_words(tmp_path / f"{number}{suffix}", ["Zürich", "Bern"] * 20, used)
+    with pytest.raises(errors.FileError, match=r"is utf-8: .*latin-1|: rewrite it in UTF-8") as caught:
+        list(TEXTS[suffix][2](tmp_path).with_options(SKIP))
+    assert type(caught.value) is errors.FileError
+    assert f"1{suffix}" in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".txt"])
+def test_an_encoding_that_does_not_fit_is_an_error_even_with_skip(tmp_path, suffix):
+    write_words(tmp_path / f"a{suffix}", ["Zürich", "Bern"] * 20)
+    with pytest.raises(errors.FileError, match=r"none of 20 texts .* is ascii: give encoding='utf-8'") as caught:
+        list(TEXTS[suffix][2](tmp_path, encoding="ascii").with_options(SKIP))
+    assert type(caught.value) is errors.FileError
+
+
+def test_a_header_in_another_encoding_is_an_error_even_with_skip(tmp_path):
+    for number, encoding in enumerate(["utf-8", "latin-1"]):
+        (tmp_path / f"{number}.csv").write_bytes("x,ü\n1,2\n".encode(encoding))
+    with pytest.raises(errors.FileError, match=r"1\.csv: its header, .* is not utf-8: .*; give its encoding") as caught:
+        list(daskdist.read_csv(tmp_path).with_options(SKIP))
+    assert type(caught.value) is errors.FileError
+
+
+@pytest.mark.parametrize("others", [["Bern"] * 20, ["Zürich", "Bern"]])
+@pytest.mark.parametrize("suffix", TEXTS)
+def test_single_lines_in_another_encoding_are_damage(tmp_path, suffix, others):
+    path = tmp_path / f"b{suffix}"
+    write_words(tmp_path / f"a{suffix}", ["Basel"])
+    write_words(path, others)
+    _, form, read = TEXTS[suffix]
+    with path.open("ab") as file:
+        file.write(form.format("Zürich").encode("latin-1") * (1 + ("Zürich" in others)))
+    assert len(list(read(tmp_path).with_options(SKIP))) == 1 + len(others)
+
+
+MAGIC = {
+    "a ZIP archive": b"PK\x03\x04\x14\0\0\0\x08\0",
+    "a Parquet file": b"PAR1\x15\x04\x15\xa0",
+    "an encrypted Parquet file": b"PARE,\0\0\0",
+    "an Arrow file": b"ARROW1\0\0\xff\xff\xff\xff",
+    "an HDF5 file": b"\x89HDF\r\n\x1a\n",
+}
+
+
+@pytest.mark.parametrize("kind", MAGIC)
+def test_a_file_of_another_format_is_an_error_even_with_skip(tmp_path, kind):
+    for suffix in (".csv", ".jsonl", ".txt", ".npy", ".parquet", ".arrow", ".h5"):
+        write, read = FORMATS[suffix]
+        write(tmp_path / f"a{suffix}", np.arange(10))
+        is_own = MAGIC[kind].startswith((tmp_path / f"a{suffix}").read_bytes()[:4])
+        (tmp_path / "b").write_bytes(MAGIC[kind] + bytes(range(256)))
+        for names in ([f"a{suffix}", "b"], ["b", f"a{suffix}"]):
+            if not is_own:
+                with pytest.raises(errors.FileError, match=f"b: is {kind}, which this reader does not read") as caught:
+                    list(read([str(tmp_path / name) for name in names]).with_options(SKIP))
+                assert type(caught.value) is errors.FileError
+
+
+def test_text_may_begin_like_a_format_or_be_bytes(tmp_path):
+    (tmp_path / "a.txt").write_text("PAR1 is the beginning\nPK\n")
+    assert len(list(daskdist.read_text(tmp_path))) == 2
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfea\n")
+    assert len(list(daskdist.read_text(tmp_path, None))) == 1

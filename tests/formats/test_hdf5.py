@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import daskdist
-from daskdist import TensorSpec, errors, read_files, read_hdf5
+from daskdist import Options, TensorSpec, errors, read_files, read_hdf5
 from daskdist.core.structure import Structure
 from daskdist.formats import hdf5 as module
 from daskdist.formats.hdf5 import Hdf5
@@ -426,6 +426,24 @@ def test_a_broken_chunk_is_left_out(tmp_path):
     iterator = iter(ds.ignore_errors())
     assert [int(x) for x in iterator] == [*range(15), *range(20, 40)]
     assert iterator.stats()["skipped_by_file"] == {path: 1}
+
+
+def test_a_compression_that_is_not_installed_is_an_error_even_with_skip(tmp_path):
+    plain = write(tmp_path / "a.h5", {"x": np.arange(10)})
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        layout.set_chunk((10,))
+        # A number that the registry of filters keeps for tests.
+        layout.set_filter(300, h5py.h5z.FLAG_OPTIONAL, ())
+        space = h5py.h5s.create_simple((10,))
+        array = h5py.h5d.create(file.id, b"x", h5py.h5t.py_create(np.dtype("i8")), space, layout)
+        array.write_direct_chunk((0,), b"compressed", 0)
+    ds = read_hdf5([plain, str(tmp_path / "b.h5")], "x").with_options(Options(on_error="skip"))
+    with pytest.raises(
+        errors.FileError, match=r"b\.h5 .* the compression or filter 300, .*import hdf5plugin"
+    ) as caught:
+        list(ds)
+    assert type(caught.value) is errors.FileError
 
 
 @pytest.mark.parametrize("dtype", ["i4", h5py.string_dtype()], ids=["numbers", "text"])

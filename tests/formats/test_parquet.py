@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import os
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
 import pytest
 
 from daskdist import Dataset, Options, errors, read_csv, read_parquet, read_text
@@ -684,3 +686,26 @@ def test_nulls_within_lists_without_a_replacement(tmp_path):
     assert [y.tolist() for y in read_parquet(tmp_path, "y", missing={"y": -1})] == [[1], []]
     with pytest.raises(errors.ArgumentError, match=r"missing: 'a' cannot stand for a null of .*column 'x'"):
         read_parquet(tmp_path, "x", missing={"x": "a"})
+
+
+class Keys(pe.KmsClient):
+    """A service of keys that wraps a key by encoding it."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def wrap_key(self, key, master_key):
+        return base64.b64encode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+@pytest.mark.parametrize("filters", [None, [("s", "==", "a")]])
+def test_an_encrypted_file_is_an_error_even_with_skip(tmp_path, plaintext_footer, filters):
+    table = pa.table({"x": range(10), "s": ["a"] * 10})
+    pq.write_table(table, tmp_path / "a.parquet")
+    encryption = pe.EncryptionConfiguration("f", column_keys={"c": ["x", "s"]}, plaintext_footer=plaintext_footer)
+    properties = pe.CryptoFactory(Keys).file_encryption_properties(pe.KmsConnectionConfig(), encryption)
+    pq.write_table(table, tmp_path / "b.parquet", encryption_properties=properties)
+    with pytest.raises(errors.FileError, match=r"b\.parquet: .*is (an )?encrypted") as caught:
+        list(read_parquet(tmp_path, filters=filters).with_options(Options(on_error="skip")))
+    assert type(caught.value) is errors.FileError

@@ -23,7 +23,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 import daskdist
-from daskdist import Dataset, TensorSpec, errors, read_files, read_zarr
+from daskdist import Dataset, Options, TensorSpec, errors, read_files, read_zarr
 from daskdist.core.block import from_items
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Structure
@@ -282,6 +282,25 @@ def test_missing_and_invalid_stores_are_errors(tmp_path):
     zarr.create_group(tmp_path / "group")
     with pytest.raises(errors.FileError, match="group: has no arrays"):
         read_zarr(tmp_path / "group")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data_type", "float128"),
+        ("zarr_format", 4),
+        ("chunk_grid", {"name": "other", "configuration": {}}),
+        ("must", {"name": "other"}),
+    ],
+)
+def test_what_the_library_lacks_is_an_error_even_with_skip(tmp_path, key, value):
+    for name in ("a.zarr", "b.zarr"):
+        write_group(tmp_path / name, {"x": np.arange(10.0)})
+    place = tmp_path / "b.zarr" / "x" / "zarr.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), key: value}))
+    with pytest.raises(errors.FileError, match=r"b\.zarr: cannot be read: ") as caught:
+        list(read_zarr([tmp_path / "a.zarr", tmp_path / "b.zarr"], "x").with_options(Options(on_error="skip")))
+    assert type(caught.value) is errors.FileError
 
 
 def test_arrays_that_do_not_go_together(tmp_path):

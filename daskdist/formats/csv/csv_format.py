@@ -30,10 +30,12 @@ from daskdist.formats.csv.fields import ZONED, Fields, InvalidValue, arrow_type,
 from daskdist.formats.sampled import SampledFormat
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.failures import DamagedPart, damage
+from daskdist.storage.first_bytes import refuse_other_encoding
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 # Files with at least this many columns have splits of the usual size.
 _MANY_COLUMNS: Final = 1000
+_GIVE_ENCODING: Final = "give encoding={!r}, or its right one"
 # The inferred types of columns in which some texts that Arrow converts are errors.
 _INFERRED: Final = ("int64", "uint64", "float64", "bool")
 
@@ -167,6 +169,7 @@ class Csv(SampledFormat):
                 damaged.append(DamagedPart(row, f"row {row} of {split.label}", reason))
             table, invalid_values = fields.without_invalid(data)
             if invalid_values:
+                _refuse_undecodable(split, fields, data, invalid_values)
                 _refuse_other_type(split, fields, data, table)
             kinds = dict(fields.kinds)
             among_equal = _numbers_without([number for number, *_ in unequal])
@@ -265,7 +268,7 @@ class Csv(SampledFormat):
     # --- rows ---
 
     def _ranges(self, path: str) -> ByteRanges:
-        return ByteRanges(self.dialect.of(path).framing, self.storage, self.compression)
+        return ByteRanges(self.dialect.of(path).framing, self.storage, self.compression, is_text=True)
 
     def _piece(self, split: Split, part: CsvSplit, *, is_lenient: bool = False) -> RangeRecords:
         piece = self._ranges(split.path or "").read(replace(split, payload=part.range), is_lenient=is_lenient)
@@ -302,6 +305,8 @@ class Csv(SampledFormat):
                 kept.append(row_bytes.decode(dialect.encoding).encode() + b"\n")
             except UnicodeDecodeError as error:
                 damaged.append(DamagedPart(row, f"the row {row_bytes!r:.80} of {split.label}", str(error)))
+        rows = (data[begin:end] for begin, end in zip(*framing.rows(data), strict=True))
+        refuse_other_encoding(split.label, rows, dialect.encoding, _GIVE_ENCODING)
         return marked_again(b"".join(kept), piece.offset)
 
     # --- errors ---
@@ -346,6 +351,14 @@ class Csv(SampledFormat):
             guessed = fields.guessed(data, name).removesuffix(" UTC")
             advice = f"dtypes={{{name!r}: {'str' if guessed in (kind, 'bytes') else guessed!r}}}"
         return DamagedFileError(f"{where(invalid.row)}column {name!r}: {_what(invalid, kinds)}; give {advice}")
+
+
+def _refuse_undecodable(split: Split, fields: Fields, data: bytes, invalid_values: Sequence[InvalidValue]) -> None:
+    # Raise an error if the text of a column has another encoding.
+    kinds, undecodable = dict(fields.kinds), {invalid.column for invalid in invalid_values if invalid.value}
+    for name in sorted(name for name in undecodable if kinds[name] == "str"):
+        values = fields.texts(data).column(name).to_pylist()
+        refuse_other_encoding(f"{split.label}: column {name!r}", values, "utf-8", _GIVE_ENCODING)
 
 
 def _refuse_other_type(split: Split, fields: Fields, data: bytes, valid: Any) -> None:

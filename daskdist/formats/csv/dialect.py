@@ -18,6 +18,7 @@ from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges
 from daskdist.storage.compression import has_suffix
 from daskdist.storage.failures import damage
 from daskdist.storage.filesystem import Version
+from daskdist.storage.first_bytes import is_erased
 
 TABS: Final = (".tsv", ".tab")
 
@@ -299,7 +300,15 @@ def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[st
             with damage(path, f"its header, {first[0]!r:.80}, cannot be read; give its encoding"):
                 if dialect.names is not None:
                     return dialect.names or _numbered(_num_fields(row, dialect)), first[1]
-                names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
+                try:
+                    names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
+                except UnicodeDecodeError as error:
+                    if is_erased(row):
+                        raise
+                    raise FileError(
+                        f"{path}: its header, {first[0]!r:.80}, is not {dialect.encoding}: {error.reason}; give its "
+                        "encoding"
+                    ) from None
             twice = _twice(names)
             if twice is not None:
                 raise FileError(

@@ -202,7 +202,7 @@ class Fields:
     def of_other_type(self, data: bytes, names: Collection[str]) -> tuple[InvalidValue, str, int] | None:
         """Return the first column whose values are all of another type: its first value, that type, and their number.
 
-        One value may be damaged, so there are at least two. Any value may be text, which is no other type.
+        One value may be damaged, so there are at least two.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class Fields:
         for name, kind in kinds.items():
             _, other = inferred[name]
             num_values = int((~self._missing(texts.column(name))).sum())
-            if num_values < 2 or other in (kind, "null", *_TEXTS):
+            if num_values < 2 or other in (kind, "null"):
                 continue
             _, invalid_values = replace(self, kinds=((name, kind),), required=frozenset()).without_invalid(data)
             if len(invalid_values) == num_values:

@@ -22,6 +22,7 @@ from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.bisection import first_invalid, valid_parts
 from daskdist.formats.json.json_types import (
     Kind,
+    becomes,
     check_dtypes,
     common,
     find_invalid,
@@ -38,6 +39,7 @@ from daskdist.formats.text import Lines
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges
 from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version
+from daskdist.storage.first_bytes import refuse_other_encoding
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 _MARK: Final = b"\xef\xbb\xbf"
@@ -164,7 +166,7 @@ class Json(SampledFormat):
         return block, damaged
 
     def _ranges(self, are_lines: bool) -> ByteRanges:
-        return ByteRanges(Lines() if are_lines else WholeFile(), self.storage, self.compression)
+        return ByteRanges(Lines() if are_lines else WholeFile(), self.storage, self.compression, is_text=True)
 
     # --- the contents of a file ---
 
@@ -302,24 +304,36 @@ class Json(SampledFormat):
         if problem is not None:
             return problem
         for field in schema:
-            text = json.dumps({field.name: value.get(field.name)}).encode()
-            if Json()._failure([text], pa.schema([field])) is not None:
+            if not becomes(value.get(field.name), field.type):
                 return f"the field {field.name!r} is {value.get(field.name)!r:.60}, which does not become {field.type}"
         return None
 
-    def _refuse_other_type(self, lines: Sequence[bytes], broken: Collection[int], split: Split) -> None:
-        # Raise an error if all values of a field have another type: that is another schema, or a wrong type from the
-        # user, rather than damage. Other lines than the broken ones are read only as far as they lack the field.
+    def _refuse_other_schema(self, lines: Sequence[bytes], broken: Collection[int], split: Split) -> None:
+        # Raise an error if all text has another encoding, or all values of a field have another type, or all objects
+        # lack it: that is another schema, or a wrong type from the user, rather than damage. Other lines than the
+        # broken ones are read only as far as they lack the field.
+        broken_lines = [lines[number] for number in sorted(broken)]
+        others = [line for number, line in enumerate(lines) if number not in broken and line.strip()]
+        if all(line.isascii() for line in others):
+            refuse_other_encoding(split.label, broken_lines, "utf-8", "rewrite it in UTF-8; it may be {}")
         schema, _ = self._chosen(_parsed(split.payload.schema))
-        objects = list(_objects_in([lines[number] for number in sorted(broken)]))
+        objects = list(_objects_in(broken_lines))
         for field in schema:
+            if not others and len(objects) > 1 and not any(field.name in value for value in objects):
+                self._refuse_lacking(field.name, split)
             other_type = find_other_type(objects, field)
             if other_type is None:
                 continue
             path, problem = other_type
-            valid = _objects_in(line for number, line in enumerate(lines) if number not in broken)
-            if all(_value_at(value, path) is None for value in valid):
+            if all(_value_at(value, path) is None for value in _objects_in(others)):
                 raise FileError(f"{split.label}: {problem}")
+
+    def _refuse_lacking(self, name: str, split: Split) -> None:
+        # Raise an error if a field that all objects lack cannot be null.
+        try:
+            replace(self, columns=[name])._block(b"{}", split)
+        except DamagedFileError as error:
+            raise FileError(f"{error}; all objects lack it") from None
 
     def _valid_objects(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[DamagedPart]]:
         # Separate the valid objects from the broken ones.
@@ -343,7 +357,7 @@ class Json(SampledFormat):
                 kept.append(block)
                 num_kept += len(block)
         if len(broken) > 1:
-            self._refuse_other_type(lines, broken, split)
+            self._refuse_other_schema(lines, broken, split)
         return kept, damaged
 
 
@@ -376,7 +390,7 @@ def _parsed(schema: bytes) -> Any:
 @lru_cache(maxsize=64)
 def _sampled(storage: Storage, version: Version, compression: str | None, are_lines: bool, sample_bytes: int) -> Kind:
     # Infer the common kind of the first objects of a file. Broken ones raise when they are read.
-    ranges = ByteRanges(Lines(), storage, compression)
+    ranges = ByteRanges(Lines(), storage, compression, is_text=True)
     while True:
         data, is_all = ranges.head(version.path, sample_bytes)
         data = data.removeprefix(_MARK)
@@ -420,8 +434,6 @@ def _likeness(head: bytes) -> str:
     line = text.partition(b"\n")[0].strip()
     if not text:
         return "it is empty"
-    if text.startswith((b"PAR1", b"ARROW1", b"\x1f\x8b", b"PK\x03\x04")):
-        return f"it begins with {text[:6]!r}, like a file of another format or compression"
     begins = f"it begins with {line[:60]!r}"
     if text.startswith(b"<"):
         return f"{begins}, like HTML or XML, such as the error page of a server"

@@ -6,6 +6,7 @@ if other numbers of the field are not integers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -216,7 +217,7 @@ def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str
 def find_other_type(
     objects: Sequence[Mapping[str, Any]], field: Any, path: tuple[str, ...] = ()
 ) -> tuple[tuple[str, ...], str] | None:
-    """Return the problem of a field whose values, in all objects that have one, are of one other type.
+    """Return the problem of a field none of whose values, in all objects that have one, has its type.
 
     One value may be damaged, so there are at least two.
 
@@ -250,9 +251,14 @@ def find_other_type(
         inner = (find_other_type(values, item, path) for item in expected)
         return next((problem for problem in inner if problem is not None), None)
     other = reduce(common, map(kind_of, values))
-    if _problem_of(other) is not None or not all(_is_of_other_type(value, expected) for value in values):
+    if not all(_is_of_other_type(value, expected) for value in values):
         return None
-    both = common(_kind_of_arrow(expected), other)
+    reason, both = _problem_of(other), common(_kind_of_arrow(expected), other)
+    if reason is not None:
+        return path, (
+            f"{_called(path)} {reason}, and {expected} is expected in the {len(values)} records that have it; give a "
+            "type that fits all values with dtypes=..., or select other columns with columns=[...]"
+        )
     if _problem_of(both) is None:
         advice = f"dtypes={_spelled(path, both)}"
     else:
@@ -267,9 +273,23 @@ def find_other_type(
 def _is_of_other_type(value: Any, kind: Any) -> bool:
     import pyarrow as pa
 
-    # Times are read from text only.
+    # Times are read from text only, and only the decoder can determine from which.
     is_no_time = pa.types.is_timestamp(kind) and not isinstance(value, str)
-    return is_no_time or find_invalid(value, kind) is not None
+    return is_no_time or find_invalid(value, kind) is not None or (isinstance(value, str) and not becomes(value, kind))
+
+
+def becomes(value: Any, kind: Any) -> bool:
+    """Return whether the decoder turns a value into an Arrow type."""
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    options = pj.ParseOptions(explicit_schema=pa.schema([pa.field("", kind)]))
+    try:
+        data = pa.BufferReader(json.dumps({"": value}).encode())
+        pj.read_json(data, pj.ReadOptions(use_threads=False), options).validate(full=True)
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _fits(value: Any, value_kind: Kind, kind: Any) -> bool:
