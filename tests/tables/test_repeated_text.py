@@ -43,7 +43,7 @@ def texts_of(path: str, **options: object) -> list[str]:
 )
 def test_text_is_the_same_as_it_was_written(tmp_path: Path, words: list[str]) -> None:
     path, values = written(tmp_path, list(words))
-    assert Footer.of(path).repeated_texts(0) == ["text"]
+    assert Footer.of(pa.OSFile(str(path))).repeated_texts(0) == ["text"]
     assert texts_of(path) == values
 
 
@@ -61,7 +61,7 @@ def test_filters_compare_texts(tmp_path: Path) -> None:
 
 def test_text_of_which_most_comes_once_is_not_read_as_a_dictionary(tmp_path: Path) -> None:
     path, values = written(tmp_path, [f"text number {row}" for row in range(2 * NUM_ROWS)])
-    assert Footer.of(path).repeated_texts(0) == []
+    assert Footer.of(pa.OSFile(str(path))).repeated_texts(0) == []
     assert texts_of(path) == values
 
 
@@ -72,7 +72,7 @@ def test_rows_of_a_word_that_is_not_utf8_are_left_out_and_no_others(tmp_path: Pa
     text = pa.StringArray.from_buffers(NUM_ROWS, pa.py_buffer(offsets), pa.py_buffer(b"".join(values)))
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": text}), path)
-    assert Footer.of(path).repeated_texts(0) == ["text"]
+    assert Footer.of(pa.OSFile(str(path))).repeated_texts(0) == ["text"]
     with pytest.raises(errors.FileError, match=r"its row 0, .* is not UTF-8"):
         texts_of(path)
     kept = daskdist.read_parquet(path).with_options(Options(on_error="skip"))
