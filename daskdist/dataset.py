@@ -1118,7 +1118,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         Each element is in exactly one part, the same in every iteration, in every program and on any number of workers:
         the seed and the number of the element in this dataset, or its value of ``by``, determine its part. Random
         operations before a split draw the same in every iteration, since another order would move elements to other
-        parts.
+        parts. So a generator has to yield the same elements in the same order each time.
 
         If the number of elements is known, parts have exactly their fractions. Otherwise, such as after ``filter``,
         each element is in a part with the probability of the part's fraction. With ``stratify``, consecutive elements

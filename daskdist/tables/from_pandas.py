@@ -153,8 +153,8 @@ def column_as_leaf(value: Any) -> Any:
     if pandas is not None and isinstance(value, pandas.DataFrame):
         columns = [(name, value.iloc[:, place]) for place, name in enumerate(value.columns)]
         return _rows_of(value, columns, "dict(frame)")
-    if hasattr(value, "to_arrow") and hasattr(value, "columns"):
-        # A dataframe of Polars or cuDF.
+    polars = sys.modules.get("polars")
+    if polars is not None and isinstance(value, polars.DataFrame):
         value, arrow = value.to_arrow(), sys.modules["pyarrow"]
     if arrow is not None and isinstance(value, (arrow.Table, arrow.RecordBatch)):
         columns = list(zip(value.schema.names, value.columns, strict=True))

@@ -60,11 +60,11 @@ class Task:
     attempt: int = -1
     is_done: bool = False
     done: Intervals = field(default_factory=Intervals)
-    losses: Losses = field(default_factory=lambda: Losses())
+    losses: LossesInARow = field(default_factory=lambda: LossesInARow())
 
 
 @dataclass
-class Losses:
+class LossesInARow:
     """The losses of workers in a row, without an element that was acknowledged between them."""
 
     number: int = 0
@@ -123,7 +123,7 @@ class Iteration:
     waits_since: float | None = None
     elements_per_s: float = 0.0
     # The losses of workers with copies of the dataset, and why the iteration is given up; "" if it is not.
-    losses: Losses = field(default_factory=Losses)
+    losses: LossesInARow = field(default_factory=LossesInARow)
     failure: str = ""
 
     @property
