@@ -146,7 +146,7 @@ def _value(operation: str, leaf: TensorSpec, path: str, fill_value: Any) -> Any:
         with np.errstate(over="ignore"):
             filler = np.asarray(fill_value, dtype)[()]
         is_held = dtype.kind not in "fc" or bool(np.isfinite(filler) or not np.isfinite(value))
-        is_held = is_held and (value.dtype.kind not in "iu" or filler == value)
+        is_held = is_held and (value.dtype.kind not in "iu" or int(filler.real) == int(value))
     except OverflowError:
         is_held = False
     if not is_held:
