@@ -20,9 +20,9 @@ from daskdist.core.cardinality import counted
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
-from daskdist.formats.bisection import first_invalid, valid_parts
+from daskdist.formats.bisection import first_invalid
 from daskdist.formats.parquet_filters import clauses_of, filtered, may_hold
-from daskdist.formats.table_files import TableFiles, converted
+from daskdist.formats.table_files import TableFiles, converted, valid_rows
 from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version, is_remote
 from daskdist.storage.first_file import FirstFile
@@ -30,7 +30,6 @@ from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.arrow_text import is_text
 from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
-from daskdist.url_secrets import shown_cause
 
 # The compressions for writing.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
@@ -38,8 +37,6 @@ CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
 _REPEATED_BYTES: Final = 3
 # The encodings that Arrow reads as a dictionary and indices.
 _OF_DICTIONARIES: Final = frozenset({"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"})
-# The most rows of a row group to leave out; with more, something else is wrong.
-_MOST_LEFT_OUT: Final = 10_000
 # The largest error of Arrow's conversion of decimals to floats, relative to the value.
 _DECIMAL_ERROR: Final = Decimal("1e-15")
 _LEAST: Final = np.float32(-np.inf)
@@ -120,22 +117,12 @@ class Parquet(TableFiles):
         return self._block(self._table(split), split)
 
     def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
-        table, kept, damaged = self._table(split), list[Block](), list[DamagedPart]()
+        table = self._table(split)
 
-        def read(start: int, stop: int) -> Block:
+        def block_of(start: int, stop: int) -> Block:
             return self._block(_rows_of(table, start, stop), split)
 
-        for row, block, error in valid_parts(table.num_rows, read, (DamagedFileError,)):
-            if error is None:
-                kept.append(block)
-                continue
-            damaged.append(DamagedPart(row, f"row {row} of {split.label}", str(error)))
-            if len(damaged) > _MOST_LEFT_OUT:
-                raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows are invalid") from shown_cause(
-                    error
-                )
-        block = Block.concat(kept, split.label) if kept else self._block(table.slice(0, 0), split)
-        return block, damaged
+        return valid_rows(table.num_rows, block_of, split.label)
 
     def _block(self, table: Any, split: Split) -> Block:
         with damage(split.label):

@@ -7,18 +7,24 @@ that it has in the other files.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from daskdist.core.block import Block
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
+from daskdist.formats.bisection import valid_parts
+from daskdist.storage.failures import DamagedPart
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_bytes import recognised
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
+from daskdist.url_secrets import shown_cause
 
 # The number of files to look into for the type of a column.
 _MOST_FILES: Final = 64
+# The most rows of a table to leave out; with more, something else is wrong.
+_MOST_LEFT_OUT: Final = 10_000
 
 
 class TableFiles(ABC):
@@ -79,6 +85,38 @@ class TableFiles(ABC):
         if spec != first.spec:
             raise differs_from_first(path, spec, first)
         return None if typed is schema else typed
+
+
+def valid_rows(
+    num_rows: int, block_of: Callable[[int, int], Block], label: str, first: int = 0
+) -> tuple[Block, list[DamagedPart]]:
+    """Return the rows of a table that can be converted, and the others, such as those with a null.
+
+    Parameters
+    ----------
+    num_rows
+        The number of rows of the table.
+    block_of
+        Converts the rows from one number to before another.
+    label
+        The name of the split that has the table.
+    first
+        The number of the table's first row among those of the split.
+
+    Raises
+    ------
+    FileError
+        Too many rows cannot be converted.
+    """
+    kept, damaged = list[Block](), list[DamagedPart]()
+    for row, block, error in valid_parts(num_rows, block_of, (DamagedFileError,)):
+        if error is None:
+            kept.append(block)
+            continue
+        damaged.append(DamagedPart(first + row, f"row {first + row} of {label}", str(error)))
+        if len(damaged) > _MOST_LEFT_OUT:
+            raise FileError(f"{label}: more than {_MOST_LEFT_OUT} of its rows are invalid") from shown_cause(error)
+    return Block.concat(kept, label) if kept else block_of(0, 0), damaged
 
 
 def converted(table: Any, types: Any) -> Any:

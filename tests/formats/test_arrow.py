@@ -15,7 +15,7 @@ import pyarrow.feather
 import pytest
 from conftest import TESTS
 
-from daskdist import TensorSpec, errors, read_arrow, read_files
+from daskdist import Dataset, Options, TensorSpec, errors, read_arrow, read_files
 from daskdist.core.dataset_base import node_of
 from daskdist.formats.arrow.arrow_format import Arrow
 from daskdist.formats.arrow.arrow_messages import index_of
@@ -311,6 +311,44 @@ def test_only_a_broken_batch_is_skipped(tmp_path):
         given = list(iterator := iter(ds[1].ignore_errors()))
         assert [int(n) for n, _ in given] == [*range(10), *range(20, 30)]
         assert iterator.stats()["skipped_by_file"] == {path: 1}
+
+
+@pytest.mark.parametrize("end", WRITERS)
+@pytest.mark.parametrize("split_bytes", [100, "16 MiB"])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (1, pa.int64()),
+        ("a", pa.string()),
+        ("a", pa.string_view()),
+        (b"a", pa.binary()),
+        (True, pa.bool_()),
+        ([1], pa.list_(pa.int64())),
+        ([1], pa.list_(pa.int64(), 1)),
+        ({"a": [1]}, pa.struct({"a": pa.list_(pa.int64())})),
+        ("a", pa.dictionary(pa.int8(), pa.string())),
+    ],
+)
+def test_rows_with_a_null_are_left_out_one_by_one(tmp_path, end, split_bytes, value, kind):
+    values = pa.array([None if k in (3, 15, 29) else value for k in range(30)], kind)
+    path = write(tmp_path / f"a{end}", pa.table({"x": values, "n": np.arange(30)}), 10)
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = read_arrow(path)
+        with pytest.raises(errors.DamagedFileError, match=r"'x'.* null"):
+            list(ds)
+        kept = list(iterator := iter(ds.with_options(Options(on_error="skip"))))
+    assert [int(row["n"]) for row in kept] == [k for k in range(30) if k not in (3, 15, 29)]
+    assert iterator.stats()["skipped_by_file"] == {path: 3}
+
+
+def test_a_broken_batch_and_rows_with_a_null_keep_their_places(tmp_path):
+    table = pa.table({"x": [None if k in (3, 25) else k for k in range(30)], "s": [f"text {k}" for k in range(30)]})
+    path = write(tmp_path / "a.arrow", table, 10)
+    Path(path).write_bytes(Path(path).read_bytes().replace(b"text 15", b"text \xff5"))
+    pairs = Dataset.zip((read_arrow(path), Dataset.range(30))).with_options(Options(on_error="skip"))
+    assert [(int(row["x"]), int(k)) for row, k in pairs] == [
+        (k, k) for k in [*range(3), *range(4, 10), *range(20, 25), *range(26, 30)]
+    ]
 
 
 def stream_of_batches(tmp_path, **columns):

@@ -202,6 +202,13 @@ def write_nulls(path):
     pq.write_table(pa.table({"x": pa.array([0, 1, None, 3, 4, None, 6])}), path)
 
 
+def write_table(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (x INTEGER)")
+        connection.executemany("INSERT INTO t VALUES (?)", [(k,) for k in (0, 1, None, 3, 4, None, 6)])
+    connection.close()
+
+
 def write_records(path):
     Dataset.from_list([{"x": k} for k in range(7)]).to_tfrecord(path.parent / "records")
     content = bytearray(next((path.parent / "records").iterdir()).read_bytes())
@@ -230,6 +237,12 @@ DAMAGED_ROWS = {
         r"its line 2, b'\\xff', is not utf-8.*give the right encoding",
     ),
     "a.parquet": (write_nulls, daskdist.read_parquet, r"'x'.*null"),
+    "a.arrow": (
+        lambda path: write_arrow(path, pa.array([0, 1, None, 3, 4, None, 6])),
+        daskdist.read_arrow,
+        "'x'.*null",
+    ),
+    "a.db": (write_table, lambda path: daskdist.read_sql("t", path), "'x'.*null"),
     "a.tfrecord": (
         write_records,
         lambda path: daskdist.read_tfrecord(path, {"x": daskdist.FixedLenFeature((), "int64")}),

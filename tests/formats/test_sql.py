@@ -23,7 +23,7 @@ import pytest
 from conftest import eventually
 from dask.base import tokenize
 
-from daskdist import Ragged, TensorSpec, errors, read_files, read_sql
+from daskdist import Options, Ragged, TensorSpec, errors, read_files, read_sql
 from daskdist.core.dataset_base import node_of
 from daskdist.data import experimental
 from daskdist.formats.sql.login import Login
@@ -325,6 +325,16 @@ def test_nulls_need_a_replacement(tmp_path):
     assert np.isnan(given(ds, "i")[1])
     with pytest.raises(errors.ArgumentError, match="missing: no column 'j'"):
         read_sql("t", path, missing={"j": 0})
+
+
+@pytest.mark.parametrize("rows_per_split", [None, 100])
+@pytest.mark.parametrize("what", ["t", "SELECT * FROM t"])
+def test_rows_with_a_null_are_left_out_one_by_one(tmp_path, rows_per_split, what):
+    path = table(tmp_path, "INTEGER", [None if k in (3, 995) else k for k in range(1000)])
+    ds = read_sql(what, path, index="n", rows_per_split=rows_per_split).with_options(Options(on_error="skip"))
+    iterator = iter(ds)
+    assert given(iterator, "i") == [k for k in range(1000) if k not in (3, 995)]
+    assert iterator.stats()["skipped_by_file"] == {path: 2}
 
 
 def test_dtypes_are_as_given(tmp_path):

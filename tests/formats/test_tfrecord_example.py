@@ -13,7 +13,7 @@ import dask
 import numpy as np
 import pytest
 
-from daskdist import FixedLenFeature, FixedLenSequenceFeature, Ragged, VarLenFeature, errors, read_tfrecord
+from daskdist import FixedLenFeature, FixedLenSequenceFeature, Options, Ragged, VarLenFeature, errors, read_tfrecord
 from daskdist.core.block import Block, Bundle
 from daskdist.core.structure import Structure
 from daskdist.formats.tfrecord.example import Examples
@@ -63,7 +63,7 @@ def parsed(records, **features):
     lengths = np.array([len(record) for record in records])
     reader = Examples(features)
     columns, rows, refused = reader.parse(b"".join(records), np.cumsum(lengths) - lengths, lengths)
-    assert sorted([*rows.tolist(), *(row for row, _ in refused)]) == list(range(len(records)))
+    assert sorted([*rows.tolist(), *(record.row for record in refused)]) == list(range(len(records)))
     return reader.spec.structure.pack(columns), refused
 
 
@@ -179,7 +179,7 @@ def test_refused_records(record, feature, reason, number):
     records.insert(number // 2, record)
     columns, refused = parsed(records, a=feature)
     assert len(columns["a"]) == number - 1
-    ((row, actual),) = refused
+    ((row, actual, _),) = refused
     assert row == number // 2
     with pytest.raises(ValueError, match=reason):
         raise ValueError(actual)
@@ -223,10 +223,10 @@ def test_records_parsed_together_equal_records_parsed_one_by_one(seed):
     lengths = np.array([len(record) for record in records])
     columns, rows, refused = reader.parse(b"".join(records), np.cumsum(lengths) - lengths, lengths)
     assert 0 < len(refused) < 200
-    report = dict(refused)
+    report = {record.row: record.reason for record in refused}
     for row, record in enumerate(records):
         alone, _, why = reader.parse(record, np.zeros(1, np.int64), lengths[row : row + 1])
-        assert [reason for _, reason in why] == ([report[row]] if row in report else [])
+        assert [record.reason for record in why] == ([report[row]] if row in report else [])
         if row not in report:
             place = int(np.searchsorted(rows, row))
             for column, expected in zip(columns, alone, strict=True):
@@ -250,10 +250,10 @@ def test_records_of_one_length_parsed_together_equal_those_parsed_one_by_one(see
     size, gap = len(records[0]), bytes(3)
     starts, lengths = np.arange(len(records)) * (size + 3), np.full(len(records), size)
     columns, rows, refused = reader.parse(b"".join(bytes(value) + gap for value in records), starts, lengths)
-    report = dict(refused)
+    report = {record.row: record.reason for record in refused}
     for row, record in enumerate(records):
         alone, _, why = reader.parse(bytes(record), np.zeros(1, np.int64), lengths[:1])
-        assert [reason for _, reason in why] == ([report[row]] if row in report else [])
+        assert [record.reason for record in why] == ([report[row]] if row in report else [])
         if row not in report:
             place = int(np.searchsorted(rows, row))
             for column, expected in zip(columns, alone, strict=True):
@@ -379,14 +379,64 @@ def test_a_record_without_a_requested_feature(tmp_path):
     records = [example(a=floats(k)) for k in range(50)]
     records[7] = example(a=integers(7))
     path = tmp_path / "a.tfrecord"
-    path.write_bytes(framed(np.frombuffer(b"".join(records), np.uint8), np.array([len(value) for value in records])))
+    write_records(path, *records)
     ds = read_tfrecord(path, {"a": FLOAT})
     expected = r"record 7 of .*a\.tfrecord bytes 0 to \d+, \d+ bytes at \d+: feature 'a' holds int64, but float32"
     with pytest.raises(errors.FileError, match=expected):
         list(ds)
-    kept = iter(ds.ignore_errors())
-    assert [int(row["a"]) for row in kept] == [k for k in range(50) if k != 7]
-    assert kept.stats()["skipped_by_file"] == {str(path): 1}
+    with pytest.raises(errors.FileError, match=f"^{expected}") as caught:
+        list(ds.ignore_errors())
+    assert type(caught.value) is errors.FileError
+
+
+def write_records(path, *records):
+    path.write_bytes(framed(np.frombuffer(b"".join(records), np.uint8), np.array([len(value) for value in records])))
+
+
+@pytest.mark.parametrize("number", [1, 100])
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            {"lable": INTEGER},
+            r"feature 'lable' is missing; give it a default_value if .*; this one has 'label', 'name'$",
+        ),
+        ({"label": FLOAT}, "feature 'label' holds int64, but float32 is expected; give it the dtype int64, or leave"),
+        (
+            {"label": TWO},
+            r"feature 'label' has 1 value; shape \(2,\) takes 2; give it another shape, such as \(1,\), or",
+        ),
+        ({"label": FixedLenSequenceFeature((2,), "int64")}, "takes 2 at a time; give it another shape, or read it as"),
+        ({"label": VarLenFeature(bytes)}, "holds int64, but bytes is expected; give it the dtype int64"),
+        ({"name": FixedLenFeature((), str)}, "feature 'name' is not UTF-8: invalid start byte; read it as bytes"),
+    ],
+)
+def test_features_that_do_not_fit_are_errors_even_with_skip(tmp_path, features, message, number):
+    path = tmp_path / "a.tfrecord"
+    write_records(path, *[example(label=integers(1), name=strings(b"\xff"))] * number)
+    with pytest.raises(errors.FileError, match=rf"^record 0 of .*a\.tfrecord .*{message}") as caught:
+        list(read_tfrecord(path, features).with_options(Options(on_error="skip")))
+    assert type(caught.value) is errors.FileError
+
+
+@pytest.mark.parametrize("other", [example(b=floats(1)), example(a=integers(1)), example(a=floats(1, 2))])
+def test_a_second_file_with_other_features_is_an_error_even_with_skip(tmp_path, other):
+    write_records(tmp_path / "0.tfrecord", *[example(a=floats(k)) for k in range(30)])
+    write_records(tmp_path / "1.tfrecord", *[other] * 30)
+    kept = iter(read_tfrecord(tmp_path, {"a": FLOAT}).with_options(Options(on_error="skip")))
+    assert [float(next(kept)["a"]) for _ in range(30)] == list(range(30))
+    with pytest.raises(errors.FileError, match=r"record 0 of .*1\.tfrecord .*: feature 'a' ") as caught:
+        next(kept)
+    assert type(caught.value) is errors.FileError
+    assert list(kept) == []
+
+
+@pytest.mark.parametrize("broken", [b"garbage!", example(a=message(2, message(1, b"12345"))), example(a=b"\xff\xff")])
+def test_records_that_are_no_examples_are_left_out(tmp_path, broken):
+    write_records(tmp_path / "a.tfrecord", example(a=floats(0)), broken, example(a=floats(2)))
+    kept = iter(read_tfrecord(tmp_path, {"a": FLOAT}).with_options(Options(on_error="skip")))
+    assert [float(row["a"]) for row in kept] == [0, 2]
+    assert kept.stats()["num_skipped"] == 1
 
 
 # --- writing ---

@@ -15,8 +15,10 @@ import pytest
 from PIL import Image
 from webdataset_archives import archive, npy, picture, png, save
 
-from daskdist import errors, read_webdataset
+from daskdist import Options, errors, read_webdataset
 from daskdist.core.dataset_base import node_of
+
+SKIP = Options(on_error="skip")
 
 # --- hostile and damaged archives ---
 
@@ -103,7 +105,7 @@ def test_a_damaged_header_costs_its_sample(tmp_path, split_bytes):
         iterator = iter(ds.ignore_errors())
         assert [row["__key__"] for row in iterator] == ["0", "1", "2", "4", "5"]
         assert iterator.stats()["num_skipped"] >= 2
-        first = next(split for split in node_of(ds).splits() if split.payload.range.stop > at)
+        first = next(split for split in node_of(ds).splits() if split.payload.range.stop > content.index(b"3.txt\0"))
         with pytest.raises(errors.FileError, match=f"at byte {at}: a member has no valid header|lacks|has no field"):
             node_of(ds).format.read(first)
 
@@ -199,6 +201,88 @@ def test_damaged_arrays(tmp_path, content, why):
     path = save(tmp_path, [("a.npy", npy(np.zeros(2))), ("b.npy", npy(np.zeros(2)))] * 32 + [("c.npy", content)])
     with pytest.raises(errors.FileError, match=rf"sample 'c': the member 'c\.npy' at byte \d+ .*{why}"):
         list(read_webdataset(path))
+
+
+@pytest.mark.parametrize("split_bytes", [600, "16 MiB"])
+@pytest.mark.parametrize("number", range(6))
+def test_only_samples_beside_a_damaged_header_may_lack_a_member(tmp_path, number, split_bytes):
+    # Each number damages another header, of the first or the second member of a sample.
+    path = save(tmp_path, [(f"{k}.{end}", b"5" * 100) for k in range(3) for end in ("txt", "bin")])
+    content = bytearray(Path(path).read_bytes())
+    content[number * 1024] ^= 4
+    Path(path).write_bytes(content)
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        kept = [row["__key__"] for row in read_webdataset(path, ["txt", "bin", "__key__"]).with_options(SKIP)]
+    assert kept == [str(k) for k in range(3) if k != number // 2]
+
+
+@pytest.mark.parametrize("split_bytes", [600, "16 MiB"])
+@pytest.mark.parametrize(
+    ("first", "other", "message"),
+    [
+        ({"cls": b"1", "txt": b"x"}, {"cls": b"1"}, "sample '0' at byte 0: has no field 'txt'"),
+        ({"cls": b"1"}, {"cls": b"1", "txt": b"x"}, "sample '0' at byte 0: has a field 'txt', which the first samples"),
+        ({"json": b"1"}, {"json": b'"a"'}, "the field 'json' of sample '0' is 'a', which does not match"),
+        ({"json": b'{"a": 1}'}, {"json": b'{"b": 1}'}, "of sample '0' is .*: it lacks 'a'; get text with"),
+        ({"npy": npy(np.zeros(1))}, {"npy": npy(np.arange(2))}, r"'0\.npy' is int64\[2\], but those of the first"),
+        (
+            {"npy": npy(np.zeros(1))},
+            {"npy": npy(np.array([{}], object), allow_pickle=True)},
+            r"'0\.npy' at byte 0 cannot be .* an array of Python objects",
+        ),
+        (
+            {"cls": b"1"},
+            {"cls": b"cat"},
+            r"its first 'cls' is 'cat', but a field of .* is an integer; .*decode=",
+        ),
+        ({"cls": b"1"}, {"cls": b"0.5\n"}, r"its first 'cls' is '0\.5', but a field of that name is an integer"),
+    ],
+)
+def test_a_second_archive_with_another_schema_is_an_error_even_with_skip(tmp_path, first, other, message, split_bytes):
+    for name, fields in (("0.tar", first), ("1.tar", other)):
+        save(tmp_path, [(f"{k}.{end}", content) for k in range(4) for end, content in fields.items()], name)
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        kept = iter(read_webdataset(tmp_path).with_options(SKIP))
+        assert [next(kept)["__key__"] for _ in range(4)] == ["0", "1", "2", "3"]
+        with pytest.raises(errors.FileError, match=rf"1\.tar bytes .*{message}") as caught:
+            next(kept)
+    assert type(caught.value) is errors.FileError
+
+
+def test_labels_that_are_all_text_are_an_error_even_with_skip(tmp_path):
+    path = save(tmp_path, [(f"{k}.cls", b"cat") for k in range(20)])
+    with dask.config.set({"daskdist.split-bytes": 3000}):
+        kept = iter(read_webdataset(path).with_options(SKIP))
+        for _ in range(7):
+            with pytest.raises(errors.FileError, match="is 'cat', but a field of that name is an integer") as caught:
+                next(kept)
+            assert type(caught.value) is errors.FileError
+        assert list(kept) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("cls", b"1", b"x1"),
+        ("cls", b"1", str(2**63).encode()),
+        ("json", b"1", b"{"),
+        ("npy", npy(np.zeros(2)), npy(np.zeros(2))[:-1]),
+        ("png", png(picture(0)), png(picture(0))[:-30]),
+        ("txt", b"a", b"\xff"),
+    ],
+)
+def test_values_that_do_not_parse_are_left_out(tmp_path, name, good, bad):
+    save(tmp_path, [(f"0.{name}", good)], "0.tar")
+    path = save(tmp_path, [(f"{k}.{name}", bad if k in (2, 4) else good) for k in range(1, 6)])
+    kept = iter(read_webdataset(tmp_path).with_options(SKIP))
+    assert [row["__key__"] for row in kept] == ["0", "1", "3", "5"]
+    assert kept.stats()["skipped_by_file"] == {path: 2}
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"1\x00"])
+def test_a_first_label_that_is_no_text_is_damage(tmp_path, content):
+    path = save(tmp_path, [("0.cls", content), ("1.cls", b"1")])
+    assert [row["__key__"] for row in read_webdataset(path).with_options(SKIP)] == ["1"]
 
 
 def test_numbers_beyond_int64_are_an_error(tmp_path):

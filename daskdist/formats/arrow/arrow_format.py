@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Final
 
@@ -27,7 +28,7 @@ from daskdist.formats.arrow.arrow_messages import (
     index_of,
     opened,
 )
-from daskdist.formats.table_files import TableFiles, converted
+from daskdist.formats.table_files import TableFiles, converted, valid_rows
 from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile
@@ -147,8 +148,6 @@ class Arrow(TableFiles):
                 try:
                     with damage(split.label):
                         table = self._table(batches.batches(number, number + 1), part)
-                        kept.append(self._tables.block(table, split.label, split.path or ""))
-                    place += len(kept[-1])
                 except DamagedFileError as error:
                     if part.stop - part.start == 1:
                         raise
@@ -156,9 +155,19 @@ class Arrow(TableFiles):
                     num_rows = counts[number]
                     damaged.append(DamagedPart(place, where, str(error), num_rows))
                     place += 1 if num_rows is None else num_rows
+                    continue
+                block_of = partial(self._block, table, split)
+                block, invalid = valid_rows(table.num_rows, block_of, split.label, place)
+                kept.append(block)
+                damaged += invalid
+                place += table.num_rows
         if not kept:
             raise DamagedFileError(f"{split.label}: none of its record batches can be read: {damaged[0].reason}")
         return Block.concat(kept, split.label), damaged
+
+    def _block(self, table: Any, split: Split, start: int, stop: int) -> Block:
+        with damage(split.label):
+            return self._tables.block(table.slice(start, stop - start), split.label, split.path or "")
 
     @property
     def _tables(self) -> TableReader:

@@ -99,6 +99,20 @@ def common(a: Kind, b: Kind) -> Kind:
     return Kind("problem", reason=f"is {_WORDS[a.name]} in some records, but {_WORDS[b.name]} in others")
 
 
+def arrow_of(values: Sequence[Any]) -> Any:
+    """Return the common Arrow type of values.
+
+    Raises
+    ------
+    FileError
+        There is none.
+    """
+    kind = reduce(common, map(kind_of, values))
+    if (problem := _problem_of(kind)) is not None:
+        raise FileError(f"a value {problem}")
+    return _arrow_of(kind)
+
+
 def has_nulls(kind: Kind) -> bool:
     """Return whether the type of a field, or of values in it, is not known, as all of its values are null."""
     return kind == _NULL or any(map(has_nulls, _inner_kinds(kind)))

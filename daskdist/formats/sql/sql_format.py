@@ -25,6 +25,8 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.sql.column_types import POSTGRESQL, Column, array_of, column_of, reflected_kind, sampled_kind
 from daskdist.formats.sql.login import Login, connected
+from daskdist.formats.table_files import valid_rows
+from daskdist.storage.failures import DamagedPart
 from daskdist.storage.first_file import FirstFile, differs_from_first
 from daskdist.tables.from_arrow import TableReader
 
@@ -212,6 +214,17 @@ class Sql:
         ]
 
     def read(self, split: Split) -> Block:
+        return self._tables.block(self._table(split), split.label, split.payload[0])
+
+    def read_valid_rows(self, split: Split) -> tuple[Block, list[DamagedPart]]:
+        table = self._table(split)
+
+        def block_of(start: int, stop: int) -> Block:
+            return self._tables.block(table.slice(start, stop - start), split.label, split.payload[0])
+
+        return valid_rows(table.num_rows, block_of, split.label)
+
+    def _table(self, split: Split) -> Any:
         import pyarrow as pa
 
         path, relation, part = split.payload
@@ -228,7 +241,7 @@ class Sql:
                 ]
                 batches.append(pa.record_batch(arrays, schema=schema))
                 start += len(rows)
-        return self._tables.block(pa.Table.from_batches(batches, schema), split.label, path)
+        return pa.Table.from_batches(batches, schema)
 
     def names(self, path: str) -> list[str]:
         """Return the names of all columns of the table or query."""

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -193,6 +193,14 @@ def _loose(dtype: np.dtype[Any]) -> Any:
 _TYPES: Final[dict[Any, Any]] = {_BYTES: bytes, TEXT: str, _FLOAT: (int, float), _INTEGER: int}
 
 
+class RefusedRecord(NamedTuple):
+    """A record that is not parsed: its number, and what `Malformed` says of it."""
+
+    row: int
+    reason: str
+    is_damage: bool
+
+
 @dataclass(frozen=True)
 class Examples:
     """Options for parsing the examples of a dataset.
@@ -224,7 +232,7 @@ class Examples:
         leaves, structure = Structure.of({name: feature.spec for name, feature in self.features.items()})
         return ElementSpec(structure, leaves)
 
-    def parse(self, data: bytes, starts: Array, lengths: Array) -> tuple[list[Any], Array, list[tuple[int, str]]]:
+    def parse(self, data: bytes, starts: Array, lengths: Array) -> tuple[list[Any], Array, list[RefusedRecord]]:
         """Parse records to columns.
 
         Parameters
@@ -241,17 +249,17 @@ class Examples:
         rows
             The numbers of the parsed records, in order.
         refused
-            The numbers of the other records, and the problem of each.
+            The other records.
         """
         buffer = np.frombuffer(data + bytes(PADDING), np.uint8)
         parts, kept = [], []
-        refused: list[tuple[int, str]] = []
+        refused: list[RefusedRecord] = []
         for at in range(0, len(starts), _CHUNK_ROWS):
             chunk = slice(at, at + _CHUNK_ROWS)
             columns, rows, bad = self._parsed(data, buffer, starts[chunk], starts[chunk] + lengths[chunk])
             parts.append(columns)
             kept.append(rows + at)
-            refused.extend((row + at, reason) for row, reason in bad)
+            refused.extend(record._replace(row=record.row + at) for record in bad)
         if not parts:
             return [_empty(feature) for feature in self._features], np.zeros(0, np.int64), []
         columns = [concat(column) if len(parts) > 1 else column[0] for column in zip(*parts, strict=True)]
@@ -259,7 +267,7 @@ class Examples:
 
     def _parsed(
         self, data: bytes, buffer: Array, starts: Array, stops: Array
-    ) -> tuple[list[Any], Array, list[tuple[int, str]]]:
+    ) -> tuple[list[Any], Array, list[RefusedRecord]]:
         # Parse one chunk: all records at once, except odd ones.
         found_lists, is_odd = walk(buffer, starts, stops, self._wanted)
         rows, odd = np.flatnonzero(~is_odd), np.flatnonzero(is_odd)
@@ -275,7 +283,7 @@ class Examples:
                 singles.append(self.parse_one(data[starts[row] : stops[row]]))
                 taken.append(row)
             except Malformed as error:
-                refused.append((row, error.reason))
+                refused.append(RefusedRecord(row, error.reason, error.is_damage))
         if singles:
             order = np.argsort(np.concatenate([rows, taken]))
             more = [_stacked(feature, column) for feature, column in zip(self._features, zip(*singles), strict=True)]  # noqa: B905
@@ -316,10 +324,7 @@ class Examples:
             The record is not an example, or does not match the features.
         """
         parsed = _features_of(record)
-        return [
-            _array(name, feature, parsed.get(name.encode()))
-            for name, feature in zip(self._names, self._features, strict=True)
-        ]
+        return [_array(name, feature, parsed) for name, feature in zip(self._names, self._features, strict=True)]
 
 
 def _may_be_missing(feature: Feature) -> bool:
@@ -360,25 +365,34 @@ def _stacked(feature: Feature, arrays: Sequence[Array]) -> Any:
 # --- one record ---
 
 
-def _array(name: str, feature: Feature, feature_and_content: tuple[int, bytes] | None) -> Array:
+def _array(name: str, feature: Feature, parsed: Mapping[bytes, tuple[int, bytes]]) -> Array:
     dtype = feature.dtype
-    if feature_and_content is None:
+    if name.encode() not in parsed:
         if not _may_be_missing(feature):
             hint = "allow_missing=True" if isinstance(feature, FixedLenSequenceFeature) else "a default_value"
-            raise Malformed(f"feature {name!r} is missing; give it {hint} if examples may lack it")
+            names = ", ".join(repr(other.decode(errors="replace")) for other in parsed) or "no features"
+            raise Malformed(
+                f"feature {name!r} is missing; give it {hint} if examples may lack it; this one has {names:.200}",
+                is_damage=False,
+            )
         default = _default_of(feature) if isinstance(feature, FixedLenFeature) else None
         return np.zeros((0, *feature.spec.shape[1:]), dtype) if default is None else default
-    field, content = feature_and_content
+    field, content = parsed[name.encode()]
     if field == _DAMAGED:
         raise Malformed(f"feature {name!r} is not a list of values")
     if field != _FIELDS[dtype]:
-        raise Malformed(f"feature {name!r} holds {_KINDS[field]}, but {_KINDS[_FIELDS[dtype]]} is expected")
+        raise Malformed(
+            f"feature {name!r} holds {_KINDS[field]}, but {_KINDS[_FIELDS[dtype]]} is expected; give it the dtype "
+            f"{_KINDS[field]}, or leave it out of features",
+            is_damage=False,
+        )
     try:
         values = _values(field, content)
         if dtype == TEXT:
             values = np.array([value.decode() for value in values], TEXT)
     except UnicodeDecodeError as error:
-        raise Malformed(f"feature {name!r} is not UTF-8: {error.reason}; read it as bytes") from None
+        reason = f"feature {name!r} is not UTF-8: {error.reason}; read it as bytes"
+        raise Malformed(reason, is_damage=False) from None
     except Malformed as error:
         raise Malformed(f"feature {name!r}: {error.reason}") from None
     if isinstance(feature, VarLenFeature):
@@ -387,11 +401,17 @@ def _array(name: str, feature: Feature, feature_and_content: tuple[int, bytes] |
     if isinstance(feature, FixedLenSequenceFeature):
         if len(values) % size:
             raise Malformed(
-                f"feature {name!r} has {counted(len(values), 'value')}; shape {feature.shape} takes {size} at a time"
+                f"feature {name!r} has {counted(len(values), 'value')}; shape {feature.shape} takes {size} at a time; "
+                "give it another shape, or read it as a VarLenFeature",
+                is_damage=False,
             )
         return values.reshape(-1, *feature.shape)
     if len(values) != size:
-        raise Malformed(f"feature {name!r} has {counted(len(values), 'value')}; shape {feature.shape} takes {size}")
+        raise Malformed(
+            f"feature {name!r} has {counted(len(values), 'value')}; shape {feature.shape} takes {size}; give it "
+            f"another shape, such as ({len(values)},), or read it as a VarLenFeature",
+            is_damage=False,
+        )
     return values.reshape(feature.shape)
 
 

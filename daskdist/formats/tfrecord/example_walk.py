@@ -31,11 +31,20 @@ _ONE, _TWO = 0x0A, 0x12
 
 
 class Malformed(Exception):  # noqa: N818 - a signal from the parser to the reader of the file
-    """A record is not an example, or does not match the features."""
+    """A record is not an example, or does not match the features.
 
-    def __init__(self, reason: str) -> None:
+    Parameters
+    ----------
+    reason
+        The problem.
+    is_damage
+        Whether its bytes cannot be parsed, rather than hold other features than those to read.
+    """
+
+    def __init__(self, reason: str, *, is_damage: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.is_damage = is_damage
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from daskdist.core.failing.origin import Origin, SelectedOrigins
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.errors import ArgumentError, DamagedFileError
+from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.tfrecord.checksums import crc32c, wrong_records
-from daskdist.formats.tfrecord.example import Examples, Feature
+from daskdist.formats.tfrecord.example import Examples, Feature, RefusedRecord
 from daskdist.formats.tfrecord.example_writer import block_of, check_example, examples_of
 from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
 from daskdist.storage.byte_ranges import ByteRanges, RangeRecords
@@ -121,13 +121,13 @@ class TFRecord:
         # Return the valid records of a piece, and the others.
         headers = headers_of(piece.data, check=False)
         starts, lengths = headers.starts, headers.lengths.astype(np.int64)
-        rows, refused = np.arange(len(starts)), []
+        rows, refused = np.arange(len(starts)), list[RefusedRecord]()
         raw = objects_at(piece.data, starts, lengths) if self.check_crc or self.features is None else None
         if raw is not None and self.check_crc:
             stated = rows_at(piece.data, starts + lengths, FOOTER_BYTES).view("<u4").reshape(-1)
             wrong = wrong_records(raw, stated)
             if len(wrong):
-                refused = [(row, "its checksum is not that of its bytes") for row in wrong.tolist()]
+                refused = [RefusedRecord(row, "its checksum is not that of its bytes", True) for row in wrong.tolist()]
                 rows, raw = np.delete(rows, wrong), np.delete(raw, wrong)
         if self.features is None:
             columns, structure = [raw], LONE
@@ -135,15 +135,18 @@ class TFRecord:
             examples = Examples(self.features)
             structure = examples.spec.structure
             columns, kept, more = examples.parse(piece.data, starts[rows], lengths[rows])
-            refused += [(int(rows[row]), reason) for row, reason in more]
+            refused += [record._replace(row=int(rows[record.row])) for record in more]
             rows = rows[kept]
+
+        def name_of(row: int) -> str:
+            return f"record {row} of {split.label}, {lengths[row]} bytes at {piece.offset + int(starts[row])}"
+
+        for record in refused:
+            # A sound record with other features is no damage: the file has another schema, or the user asked for one.
+            if not record.is_damage:
+                raise FileError(f"{name_of(record.row)}: {record.reason}")
         origin = Origin(split.label) if len(rows) == len(starts) else SelectedOrigins([Origin(split.label)], rows)
-        damaged = [
-            DamagedPart(
-                row, f"record {row} of {split.label}, {lengths[row]} bytes at {piece.offset + int(starts[row])}", reason
-            )
-            for row, reason in sorted(refused)
-        ]
+        damaged = [DamagedPart(record.row, name_of(record.row), record.reason) for record in sorted(refused)]
         return Block(structure, columns, split.label, origin), damaged
 
     def check(self, spec: ElementSpec) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT
 from daskdist.core.to_numpy import native
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.image_codec import IMAGES, ImageOptions, encoded_image, why_no_image
 from daskdist.formats.npy import header_of
 
@@ -106,6 +106,15 @@ class Decoding:
             case _:
                 return data
 
+    def other_text(self, name: str, data: bytes) -> str:
+        """Return the text of a field that cannot be decoded; empty if it can, or if it is no text either."""
+        try:
+            self.decode(name, data)
+        except ValueError:
+            text = data.decode("utf-8", "replace").strip()
+            return text if text.isprintable() and "\ufffd" not in text else ""
+        return ""
+
     def why_not(self, name: str, spec: ElementSpec) -> str:
         """Return why a value cannot be written as a field, with a remedy; empty if it can."""
         kind = self.kind(name)
@@ -160,7 +169,9 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
     Raises
     ------
     ValueError
-        The content is not an array, or an array of Python objects.
+        The content is not an array.
+    FileError
+        It is an array of Python objects.
     """
     if not data.startswith(b"\x93NUMPY") or len(data) < 12:
         raise ValueError("it does not begin like a NumPy array")
@@ -185,7 +196,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     # Cached: headers of one dataset are mostly equal, and parsing one can take as long as reading an array.
     shape, in_columns, dtype = header_of(io.BytesIO(data))
     if dtype.hasobject:
-        raise ValueError("an array of Python objects, which may run any code when it is unpickled; save it as numbers")
+        raise FileError("an array of Python objects, which may run any code when it is unpickled; save it as numbers")
     return shape, in_columns, dtype
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from daskdist.core.cardinality import counted
@@ -28,6 +29,8 @@ class Sample:
         The members by the name of the field.
     broken
         The problem of the sample.
+    is_beside_damage
+        Whether there is damage right before or after it, which may have taken members of it.
     """
 
     key: str
@@ -35,6 +38,7 @@ class Sample:
     end: int
     members: dict[str, TarEntry] = field(default_factory=dict)
     broken: str = ""
+    is_beside_damage: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ def samples_of(data: bytes) -> list[Sample]:
     for step, is_first in _grouped(steps(reader_of(data), 0)):
         is_apart = is_apart or is_first
         if step.name is None:
+            is_apart = True
             if step.broken and samples and not samples[-1].key and samples[-1].end == step.begin:
                 # Record consecutive damaged blocks once.
                 samples[-1].end = step.end
@@ -79,6 +84,9 @@ def samples_of(data: bytes) -> list[Sample]:
             refused = refused or f"the member {step.name!r} is a second one for the field {name!r}"
         current.broken = current.broken or refused
         current.members[name] = step
+    for before, after in pairwise(samples):
+        before.is_beside_damage |= not after.key
+        after.is_beside_damage |= not before.key
     return samples
 
 
@@ -133,14 +141,17 @@ def _boundary(read: Read, at: int, at_least: int, num_bytes: int, *, is_end: boo
 
 
 def _grouped(entries: Iterator[TarEntry]) -> Iterator[tuple[TarEntry, bool]]:
-    # Yield each entry, and whether a record begins with it. Entries in no sample go with the previous record.
+    # Yield each entry, and whether a record begins with it. Entries in no sample go with the previous record. A damaged
+    # block goes with the samples beside it, which may lack a member for it, unless another one is in between.
     key: str | None = None
-    is_apart = False
+    is_apart = was_broken = False
     for step in entries:
         if step.name is None:
-            yield step, True
-            key, is_apart = None, True
+            yield step, was_broken or not step.broken
+            was_broken = bool(step.broken)
+            key, is_apart = None, not was_broken
             continue
+        was_broken = False
         parts = parts_of(step.name)
         is_other = parts is not None and key is not None and parts[0] != key
         yield step, is_apart or is_other

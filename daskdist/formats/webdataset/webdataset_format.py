@@ -26,6 +26,7 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT, Structure, as_array
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.formats.image_codec import ImageOptions, pillow
+from daskdist.formats.json.json_types import arrow_of
 from daskdist.formats.webdataset.decoding import Decoding
 from daskdist.formats.webdataset.samples import KEY, Sample, Samples, parts_of, samples_of, why_no_key
 from daskdist.storage.byte_ranges import ByteRange, ByteRanges, RangeRecords
@@ -139,7 +140,7 @@ class WebDataset:
         if not piece.data:
             return Bundle(part.spec.structure, [], split.label)
         reading = _Reading(self, split.label, piece, part.spec)
-        return reading.rows([reading.values(sample) for sample in samples_of(piece.data)])
+        return reading.rows(list(map(reading.values, reading.samples)))
 
     def read_valid_rows(self, split: Split) -> tuple[Block | Bundle, list[DamagedPart]]:
         part: WebDatasetSplit = split.payload
@@ -147,11 +148,9 @@ class WebDataset:
         reading = _Reading(self, split.label, piece, part.spec)
         kept: list[Any] = []
         damaged: list[DamagedPart] = []
-        for number, sample in enumerate(samples_of(piece.data)):
+        for number, sample in enumerate(reading.samples):
             try:
-                values = reading.values(sample)
-                reading.rows([values])
-                kept.append(values)
+                kept.append(reading.values(sample))
             except DamagedFileError as error:
                 damaged.append(DamagedPart(number, f"sample {sample.key!r} of {split.label}", str(error)))
         return reading.rows(kept), piece.with_rest(damaged, len(kept), split)
@@ -280,6 +279,9 @@ class _Reading:
         self.label = label
         self.spec = spec
         self.columns = form.columns_of(spec)
+        self.samples = samples_of(piece.data)
+        if self.samples and piece.broken is not None:
+            self.samples[-1].is_beside_damage = True
         self._piece = piece
         self._decoding = form.decoding()
         self._is_all = form.columns is None
@@ -294,12 +296,12 @@ class _Reading:
         self._replacements = {name: form.replacement(name, self._specs[name]) for name in replacements}
 
     def values(self, sample: Sample) -> dict[str, Any]:
-        """Return the values of a sample, by field.
+        """Return the key and the values of a sample, by field.
 
         Raises
         ------
         FileError
-            The sample is damaged, lacks a field, or has an additional one.
+            The sample is damaged, lacks a field, has an additional one, or one of another type.
         """
         where = f"{self.label}: sample {sample.key!r} at byte {self._piece.offset + sample.begin}"
         if sample.broken:
@@ -307,11 +309,11 @@ class _Reading:
         if self._is_all:
             for name in sample.members:
                 if name not in self._specs:
-                    raise DamagedFileError(
+                    raise FileError(
                         f"{where}: has a field {name!r}, which the first samples of the first file do not have; "
                         f"select fields with columns=[...], of {sorted(self._specs)}"
                     )
-        return {name: self._value(sample, name, where) for name in self._specs}
+        return {KEY: sample.key} | {name: self._value(sample, name, where) for name in self._specs}
 
     def _value(self, sample: Sample, name: str, where: str) -> Any:
         if name == KEY:
@@ -320,7 +322,8 @@ class _Reading:
         if member is None:
             if name in self._replacements:
                 return self._replacements[name]
-            raise DamagedFileError(
+            kind = DamagedFileError if sample.is_beside_damage else FileError
+            raise kind(
                 f"{where}: has no field {name!r}, only {sorted(sample.members)}; give a value for it with "
                 f"missing={{{name!r}: ...}}, or leave the field out with columns=[...]"
             )
@@ -329,15 +332,29 @@ class _Reading:
         # Errors of libraries for damaged data share no base class but Exception: Pillow alone raises six.
         except Exception as error:
             begin = self._piece.offset + member.begin
+            if self._kinds[name] == "int":
+                self._refuse_text(name)
             raise _unreadable(self.label, sample.key, member.name, begin, error) from shown_cause(error)
         if self._kinds[name] == "npy":
             spec = self._specs[name].leaves[0]
             if value.dtype != spec.dtype or value.ndim != len(spec.shape):
-                raise DamagedFileError(
+                raise FileError(
                     f"{where}: the array {member.name!r} is {value.dtype}{list(value.shape)}, but those of the first "
                     f"samples are {spec.dtype} with {len(spec.shape)} axes; {_as_bytes(name)}"
                 )
         return value
+
+    def _refuse_text(self, name: str) -> None:
+        # Raise an error if integers are other text at the beginning of the archive, or in all samples: that is another
+        # schema rather than damage. A single one elsewhere may be damaged.
+        members = (sample.members[name] for sample in self.samples if name in sample.members)
+        texts = (self._decoding.other_text(name, self._piece.data[member.start : member.stop]) for member in members)
+        first = next(texts)
+        if first and (self._piece.offset == 0 or (next(texts, "") and all(texts))):
+            raise FileError(
+                f"{self.label}: its first {name!r} is {first!r:.60}, but a field of that name is an integer; "
+                f"{_as_text(name)}"
+            )
 
     def rows(self, samples: list[dict[str, Any]]) -> Block | Bundle:
         """Convert samples to rows.
@@ -373,15 +390,15 @@ class _Reading:
         try:
             return _leaves_of_json(values, spec)
         except (FileError, ValueError, TypeError, OverflowError, RecursionError) as whole:
-            for number, value in enumerate(values):
+            for sample, value in zip(samples, values, strict=True):
                 try:
                     _leaves_of_json([value], spec)
                 except Exception as error:
-                    raise DamagedFileError(
-                        f"{self.label}: the field {name!r} of sample {number} is {value!r:.200}, which does not match "
-                        f"those of the first samples, {spec.packed}: {error}; {_as_text(name)}"
+                    raise FileError(
+                        f"{self.label}: the field {name!r} of sample {sample[KEY]!r} is {value!r:.200}, which does not "
+                        f"match those of the first samples, {spec.packed}: {error}; {_as_text(name)}"
                     ) from shown_cause(error)
-            raise DamagedFileError(f"{self.label}: the field {name!r}: {whole}; {_as_text(name)}") from whole
+            raise FileError(f"{self.label}: the field {name!r}: {whole}; {_as_text(name)}") from whole
 
 
 def _together(arrays: list[np.ndarray[Any, Any]]) -> Any:
@@ -429,11 +446,9 @@ def _key_of(number: int, members: Mapping[str, bytes]) -> str:
 
 
 def _spec_of_json(values: Sequence[Any], where: str, name: str) -> ElementSpec:
-    import pyarrow as pa
-
     try:
-        return spec_of(pa.array(values).type, Place(where))
-    except (FileError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        return spec_of(arrow_of(values), Place(where))
+    except (FileError, ValueError) as error:
         reason = str(error).removeprefix(f"{where} ")
         raise FileError(f"{where} cannot be converted to arrays: {reason}; {_as_text(name)}") from shown_cause(error)
 
@@ -470,7 +485,8 @@ def _refuse_others(value: Any, packed: Any, rank: int, name: str) -> None:
 # Kind of a dtype -> whether it can hold a JSON value.
 _FITS: Final[dict[str, Callable[[Any], bool]]] = {
     "b": lambda value: isinstance(value, bool),
-    "i": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "i": lambda value: isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63,
+    "u": lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64,
     "f": lambda value: value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)),
     "T": lambda value: isinstance(value, str),
 }
