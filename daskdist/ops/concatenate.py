@@ -10,7 +10,7 @@ from daskdist.core import cardinality
 from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection.runs import Run
-from daskdist.core.selection.skipping import whole_parts
+from daskdist.core.selection.skipping import may_skip_unread, whole_parts
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.ops.select import alike
 
@@ -66,6 +66,11 @@ class ConcatenateCursor:
     number: int = 0
     # The number of elements of the current source so far.
     num_elements: int = 0
+
+    @property
+    def skips_unread(self) -> bool:
+        """Return whether the current source skips elements without reading them."""
+        return self.number < len(self.sources) and may_skip_unread(self.sources[self.number])
 
     def skip(self, num_elements: int) -> int:
         """Skip elements: all elements of sources that were over."""

@@ -307,6 +307,7 @@ SKIPS_FAR = {
     "twice": (Dataset.range(10**12).skip(10**11).skip(10**11), [2 * 10**11]),
     "arrays": (Dataset.from_tensor_slices(np.arange(6)).prefetch(1).repeat().skip(6 * 10**8 + 4), [4, 5, 0]),
     "a function after it": (Dataset.range(7).repeat().map(lambda x: x * 2).skip(7 * 10**9 + 5), [10, 12, 0]),
+    "concatenated": (Dataset.range(10**12).concatenate(Dataset.range(3)).skip(10**12 - 1), [10**12 - 1, 0, 1, 2]),
     "in a shard": (Dataset.range(10**12).shard(7, 3).skip(10**11), [7 * 10**11 + 3, 7 * 10**11 + 10]),
     "in a shard of passes": (Dataset.range(10).repeat().shard(3, 1).skip(10**10), [1, 4, 7, 0]),
     "a shard": (Dataset.range(10**12).skip(10**11).shard(7, 3), [10**11 + 3, 10**11 + 10]),
