@@ -21,7 +21,7 @@ from daskdist.storage.byte_ranges import GROWTH, ByteRanges, RangeRecords
 from daskdist.storage.compression import has_suffix
 from daskdist.storage.failures import DamagedPart
 from daskdist.storage.filesystem import Storage
-from daskdist.storage.first_bytes import refuse_other_encoding
+from daskdist.storage.first_bytes import is_unicode, refuse_other_encoding
 from daskdist.storage.first_file import FirstFile
 
 _MARK: Final = b"\xef\xbb\xbf"
@@ -116,7 +116,8 @@ class Text:
 
     @property
     def _ranges(self) -> ByteRanges:
-        return ByteRanges(Lines(), self.storage, self.compression, is_text=self.encoding is not None)
+        is_text = self.encoding is not None and is_unicode(self.encoding)
+        return ByteRanges(Lines(), self.storage, self.compression, is_text=is_text)
 
     def _unmarked(self, piece: RangeRecords) -> bytes:
         is_marked = piece.offset == 0 and self.encoding is not None

@@ -20,7 +20,7 @@ from daskdist.storage.failures import failures, reading
 from daskdist.storage.hidden_files import is_hidden, is_hidden_below, is_hidden_from
 from daskdist.storage.http_files import HttpFiles, is_http, num_bytes, without_query
 from daskdist.storage.listing import files_below, matches, with_suffix, without_directories
-from daskdist.storage.retries import brought, refusal, retried
+from daskdist.storage.retries import fetched, refusal, retried
 from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -503,10 +503,10 @@ def first_link(path: str) -> str:
 
 def opened_remote(fs: Any, inner: str) -> Any:
     """Open a remote file whose requests are made again if they are refused for a moment."""
-    file = brought(fs.open, inner, "rb")
+    file = fetched(fs.open, inner, "rb")
     cache: Any = getattr(file, "cache", None)
     if getattr(cache, "fetcher", None) is not None:
-        cache.fetcher = partial(brought, cache.fetcher)
+        cache.fetcher = partial(fetched, cache.fetcher)
     return file
 
 

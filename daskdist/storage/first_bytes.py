@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from daskdist.errors import DamagedFileError, FileError
 from daskdist.storage.filesystem import Storage
+from daskdist.storage.http_files import without_query
 
 HEAD_BYTES: Final = 8
+# The bytes that formats are recognised by.
+_GUESS_BYTES: Final = 64
 _FORMATS: Final = {
     b"PK\x03\x04": "a ZIP archive",
     b"PAR1": "a Parquet file",
@@ -17,7 +21,6 @@ _FORMATS: Final = {
     b"ARROW1\0\0": "an Arrow file",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
     b"\x93NUMPY": "a NumPy file",
-    b"\x1f\x8b\x08": "a gzip file",
     b"SQLite f": "an SQLite database",
 }
 # Byte-order marks; that of UTF-32 begins with that of UTF-16.
@@ -47,10 +50,15 @@ def recognised(path: str, storage: Storage, is_own: Callable[[str, bytes], bool]
         head = b""
         # A directory has no first bytes.
         with suppress(FileError):
-            head = storage.read(path, 0, HEAD_BYTES)
-        if not is_own(path, head):
+            head = storage.read(path, 0, _GUESS_BYTES)
+        if not is_own(without_query(path), head):
             _refuse_format(path, head)
         raise
+
+
+def is_unicode(encoding: str) -> bool:
+    """Return whether an encoding is one of Unicode's, in which text does not begin with a mark of another."""
+    return codecs.lookup(encoding).name.startswith("utf")
 
 
 def refuse_no_text(path: str, head: bytes) -> None:

@@ -61,8 +61,8 @@ def retried(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     return call(*args, **kwargs)
 
 
-def brought(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-    """Call a function that opens a remote file or brings bytes of it, as `retried` does.
+def fetched(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Return what a function that opens a remote file, or fetches bytes of it, returns; called as `retried` does.
 
     Raises
     ------

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
+from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 
 # The operation of calls that prepare the remaining replicas after a loss.
 RECOVERY: Final = "recovery"
+
+
+class ReplicasChangedError(ClusterError):
+    """Another thread has changed the replicas since a call for them was begun."""
+
+
 _T = TypeVar("_T")
 
 

@@ -16,7 +16,7 @@ from daskdist.config import setting
 from daskdist.core.functions.current_context import current_context
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError, NotMadeAgainError
 from daskdist.execute.caller import Handle
-from daskdist.strategy.backend import RECOVERY, Backend
+from daskdist.strategy.backend import RECOVERY, Backend, ReplicasChangedError
 from daskdist.strategy.calls.returned_values import ReturnedValues
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
@@ -159,8 +159,9 @@ class StrategyInternals:
                 result = work(group)
             except NotMadeAgainError:
                 raise
-            except (ClusterError, CollectiveError):
-                (recover or self.recover_soon)()
+            except (ClusterError, CollectiveError) as error:
+                # After a change of the replicas by another thread, wait for its end.
+                (self.recover if isinstance(error, ReplicasChangedError) else recover or self.recover_soon)()
                 if self.group.now is group:
                     raise
                 continue

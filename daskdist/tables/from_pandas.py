@@ -151,7 +151,9 @@ def column_as_leaf(value: Any) -> Any:
     """
     pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
     if pandas is not None and isinstance(value, pandas.DataFrame):
-        columns = [(name, value.iloc[:, place]) for place, name in enumerate(value.columns)]
+        # Floats are neither rounded nor missing.
+        places = [place for place, dtype in enumerate(value.dtypes) if not (_is_plain(dtype) and dtype.kind in "bfc")]
+        columns = [(value.columns[place], value.iloc[:, place]) for place in places]
         return _rows_of(value, columns, "dict(frame)")
     polars = sys.modules.get("polars")
     if polars is not None and isinstance(value, polars.DataFrame):

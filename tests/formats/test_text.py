@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import dask
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from compressed import COMPRESSED
 
-from daskdist import TensorSpec, data, errors, read_text
+from daskdist import TensorSpec, data, errors, read_csv, read_text
 from daskdist.formats.text import Lines, Text
 from daskdist.testing import FormatLaws
 
@@ -127,3 +128,18 @@ def test_datasets_of_names(tmp_path):
     assert [bytes(x) for x in data.TextLineDataset(names)] == [b"0", b"1", b"2"]
     assert [bytes(x) for x in data.TextLineDataset([str(tmp_path / "2.txt")])] == [b"2"]
     assert [bytes(x) for x in names.flat_map(lambda name: data.TextLineDataset(str(name)))] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("compression", ["infer", None])
+def test_text_of_one_byte_a_character_may_begin_like_a_mark(tmp_path, compression):
+    path = tmp_path / "a.txt"
+    path.write_bytes("ÿþabc\n".encode("latin-1"))
+    assert list(read_text(path, encoding="latin-1", compression=compression)) == ["ÿþabc"]
+
+
+def test_a_damaged_file_that_is_compressed_is_left_out_whatever_its_name_is(tmp_path):
+    for number in range(3):
+        content = gzip.compress(b"x\n" + b"1\n" * 100)
+        (tmp_path / f"log{number}.gz").write_bytes(content[:40] if number == 1 else content)
+    rows = read_csv([str(tmp_path / f"log{number}.gz") for number in range(3)])
+    assert 200 <= len(list(rows.ignore_errors())) < 300

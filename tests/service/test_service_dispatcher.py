@@ -38,7 +38,7 @@ class Bench:
     """A dispatcher, its clock, and the commands that it gave."""
 
     def __init__(
-        self, pieces=(100, 1), mode=ShardingPolicy.DYNAMIC, workers=2, is_kept=False, most_losses=100, **options
+        self, pieces=(100, 1), mode=ShardingPolicy.DYNAMIC, workers=2, is_kept=False, most_losses=3, **options
     ):
         self.clock = Clock()
         self.dispatcher = Dispatcher(self.clock, 600, 60, is_kept=is_kept, most_losses=most_losses)
@@ -129,9 +129,10 @@ def test_leases_of_a_lost_worker_continue_after_acknowledged_elements():
 
 @pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF])
 def test_elements_that_end_each_worker_are_given_up(mode):
-    bench = Bench(mode=mode, workers=1, most_losses=3)
+    bench = Bench(mode=mode, workers=1)
     bench.join()
     for number in range(4):
+        bench.clock.now += 1
         (task, *_) = [task for _, task in bench.dispatcher._tasks.values() if task.worker == "w0"]
         if number == 0:
             # No other element is acknowledged afterwards.
@@ -142,12 +143,34 @@ def test_elements_that_end_each_worker_are_given_up(mode):
     assert "workers were lost 4 times in a row, last w0" in failures[0].message
     assert not bench.dispatcher._tasks
     assert not bench.dispatcher.worker_joined("w2", "host")
+    # A consumer that comes later hears of it, too.
+    bench.dispatcher.left("c")
+    bench.join("other", iteration=1)
+    assert of_kind(bench.join("late"), SendFailure)
+
+
+@pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF, ShardingPolicy.FILE])
+@pytest.mark.parametrize("how", ["together", "as expected", "without consumers", "while others have copies"])
+def test_workers_that_leave_do_not_end_a_job(mode, how):
+    bench = Bench(mode=mode, workers=8)
+    bench.join()
+    if how == "without consumers":
+        bench.dispatcher.left("c")
+    for number in range(7):
+        if how != "together":
+            bench.clock.now += 1
+        if how == "while others have copies" and mode is not ShardingPolicy.OFF:
+            return
+        commands = bench.dispatcher.worker_left(f"w{number}", is_expected=how == "as expected")
+        assert not of_kind(commands, SendFailure)
+    assert not of_kind(bench.join("late"), SendFailure)
 
 
 def test_workers_that_are_lost_now_and_then_do_not_end_a_job():
-    bench = Bench(workers=1, most_losses=2)
+    bench = Bench(workers=1)
     bench.join()
     for number in range(1, 20):
+        bench.clock.now += 1
         task = next(iter(bench.dispatcher._tasks.values()))[1]
         bench.dispatcher.progressed(task.id, task.attempt, [(0, number)])
         (other,) = [other for _, other in bench.dispatcher._tasks.values() if other is not task]

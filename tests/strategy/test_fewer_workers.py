@@ -135,17 +135,20 @@ def add_total(variable: daskdist.Variable, gate: str) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("then", ["a step", "a call", "the end", "an assignment"])
+@pytest.mark.parametrize("then", ["a step", "a step before", "a call", "the end", "an assignment"])
 def test_a_call_without_a_batch_that_is_lost_is_reported(strategy_of, tmp_path, then):
     strategy, gate = strategy_of(2), tmp_path / "gate"
     with strategy.scope():
         variable = daskdist.Variable(np.float64(0), aggregation="ONLY_FIRST_REPLICA")
     batches = iter(strategy.distribute_dataset(Dataset.range(8).batch(2)))
     strategy.local_results(strategy.run(add_total, args=(variable, "")))
+    strategy.local_results(strategy.run(np.sum, args=(next(batches),)))
     # The structure of its result is known, so nothing waits for the second call.
     strategy.run(add_total, args=(variable, str(gate)))
     if then == "an assignment":
         variable.assign_add(5.0)
+    # It is made again, and what was lost before it is not.
+    before = strategy.run(np.sum, args=(next(batches),)) if then == "a step before" else ()
     gate.touch()
     eventually(lambda: internals_of(strategy).backend.streams.lost())
     if then == "a call":
@@ -158,6 +161,7 @@ def test_a_call_without_a_batch_that_is_lost_is_reported(strategy_of, tmp_path, 
         elif then == "the end":
             strategy.close()
         else:
+            strategy.local_results(before)
             for batch in batches:
                 strategy.local_results(strategy.run(np.sum, args=(batch,)))
 

@@ -30,7 +30,7 @@ from daskdist.formats.csv.fields import ZONED, Fields, InvalidValue, arrow_type,
 from daskdist.formats.sampled import SampledFormat
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.failures import DamagedPart, damage
-from daskdist.storage.first_bytes import refuse_other_encoding
+from daskdist.storage.first_bytes import is_unicode, refuse_other_encoding
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 
 # Files with at least this many columns have splits of the usual size.
@@ -268,7 +268,9 @@ class Csv(SampledFormat):
     # --- rows ---
 
     def _ranges(self, path: str) -> ByteRanges:
-        return ByteRanges(self.dialect.of(path).framing, self.storage, self.compression, is_text=True)
+        dialect = self.dialect.of(path)
+        is_text = is_unicode(dialect.encoding)
+        return ByteRanges(dialect.framing, self.storage, self.compression, is_text=is_text)
 
     def _piece(self, split: Split, part: CsvSplit, *, is_lenient: bool = False) -> RangeRecords:
         piece = self._ranges(split.path or "").read(replace(split, payload=part.range), is_lenient=is_lenient)

@@ -38,6 +38,8 @@ from daskdist.service.sharding_policy import ShardingPolicy
 # The key of a value that is kept: its kind, and its name.
 Key = tuple[Any, ...]
 
+# A worker has begun a task that it has had for so many seconds.
+_BEGUN_AFTER_S: Final = 0.01
 # A consumer that has waited this long for a worker or for other consumers is sent the reason.
 WARN_AFTER_S: Final = 30.0
 # A message names at most this many intervals of a task: later messages have those that follow.
@@ -127,20 +129,22 @@ class Dispatcher:
             for command in self._assign(iteration, num_more=max(LEASES_A_WORKER - len(iteration.waiting), 0))
         ]
 
-    def worker_left(self, address: str) -> list[Command]:
-        """Remove a worker; its tasks restart on other workers, after the elements that were acknowledged."""
+    def worker_left(self, address: str, *, is_expected: bool = False) -> list[Command]:
+        """Remove a worker; its tasks restart on other workers, after the elements that were acknowledged.
+
+        Workers that are ``is_expected`` to leave do not count as lost.
+        """
         self.workers.pop(address, None)
         commands: list[Command] = []
         for iteration in self.iterations():
             lost = [task for task in iteration.tasks.values() if task.worker == address and not task.is_done]
-            num_losses = max([task.losses.add(len(task.done)) for task in lost], default=0)
-            if lost and iteration.job.options.has_copies:
-                num_losses = iteration.losses.add(iteration.num_used)
-            if num_losses > self._most_losses:
+            num_losses = 0 if is_expected else self._count_losses(iteration, lost)
+            for task in lost:
+                task.worker = None
+            if num_losses > self._most_losses and not (iteration.job.options.has_copies and iteration.running):
                 commands += self._give_up(iteration, f"{num_losses} times in a row, last {address}")
                 continue
             for task in lost:
-                task.worker = None
                 other_tasks = [
                     other for other in iteration.tasks.values() if other is not task and (other.worker or other.is_done)
                 ]
@@ -150,6 +154,16 @@ class Dispatcher:
             if lost:
                 commands += self._assign(iteration) + self._send_tasks_to_all(iteration) + self._end_if_over(iteration)
         return commands
+
+    def _count_losses(self, iteration: Iteration, lost: list[Task]) -> int:
+        # Return the most losses in a row of tasks that were begun. Without all consumers, nothing can be acknowledged.
+        # Workers that are lost together have not begun what they were given one for another.
+        if len(iteration.consumers) < (iteration.job.options.num_consumers or 1):
+            return 0
+        begun = [task for task in lost if self._clock() - iteration.losses[task.id].begun_at >= _BEGUN_AFTER_S]
+        if iteration.job.options.has_copies:
+            return iteration.losses[""].add(iteration.num_ever_used) if begun else 0
+        return max([iteration.losses[task.id].add(len(task.done)) for task in begun], default=0)
 
     def _give_up(self, iteration: Iteration, lost: str) -> list[Command]:
         iteration.failure = (
@@ -335,7 +349,7 @@ class Dispatcher:
         return []
 
     def _waits_for(self, iteration: Iteration) -> str:
-        if iteration.is_over or not iteration.consumers:
+        if iteration.is_over or iteration.failure or not iteration.consumers:
             return ""
         if not iteration.running:
             if not self.workers:
@@ -427,6 +441,7 @@ class Dispatcher:
                     loads[its.worker] += 1000 if other is iteration else 1
             task.worker = min(workers, key=lambda worker: loads[worker])
             task.attempt += 1
+            iteration.losses[task.id].begun_at = self._clock()
             commands.append(StartTask(task.worker, iteration.spec(task)))
         if not commands:
             return []
@@ -479,6 +494,7 @@ class Dispatcher:
     def _record_used(self, iteration: Iteration, task: Task, pairs: Pairs) -> None:
         num_before = len(task.done)
         task.done.update(pairs)
+        iteration.num_ever_used += len(task.done) - num_before
         self.num_used[iteration.job.name or ""] += len(task.done) - num_before
 
     def _forget_over(self, job: Job) -> None:

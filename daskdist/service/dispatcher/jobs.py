@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -49,8 +50,6 @@ class Task:
         Whether all elements of the task were acknowledged.
     done
         The elements that were acknowledged.
-    losses
-        The losses of its workers.
     """
 
     id: str
@@ -60,15 +59,16 @@ class Task:
     attempt: int = -1
     is_done: bool = False
     done: Intervals = field(default_factory=Intervals)
-    losses: LossesInARow = field(default_factory=lambda: LossesInARow())
 
 
 @dataclass
 class LossesInARow:
-    """The losses of workers in a row, without an element that was acknowledged between them."""
+    """The losses of workers of a task in a row, without an element that was acknowledged between them."""
 
     number: int = 0
     num_used: int = 0
+    # The time since which a worker has the task.
+    begun_at: float = 0.0
 
     def add(self, num_used: int) -> int:
         """Record a loss after so many elements; return the number of losses in a row."""
@@ -122,8 +122,11 @@ class Iteration:
     waits_for: str = ""
     waits_since: float | None = None
     elements_per_s: float = 0.0
-    # The losses of workers with copies of the dataset, and why the iteration is given up; "" if it is not.
-    losses: LossesInARow = field(default_factory=LossesInARow)
+    # By task, and "" for all copies of the dataset: the losses of workers. Other schedulers begin to count anew.
+    losses: defaultdict[str, LossesInARow] = field(default_factory=lambda: defaultdict(LossesInARow))
+    # The number of elements that were ever acknowledged, also by tasks that were removed.
+    num_ever_used: int = 0
+    # The reason why the iteration is given up; "" if it is not.
     failure: str = ""
 
     @property
@@ -148,7 +151,7 @@ class Iteration:
     @property
     def is_over(self) -> bool:
         """Return whether all elements were acknowledged."""
-        if self.can_lease or not self.count:
+        if self.failure or self.can_lease or not self.count:
             return False
         return all(task.is_done for task in self.tasks.values())
 

@@ -127,7 +127,10 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         """Give the tasks of a removed worker to others."""
         self._sent.pop(worker, None)
         if not self._is_closing:
-            self._carry_out(self.dispatcher.worker_left(worker))
+            # Dask's last event of a worker says whether it was asked to leave.
+            events = scheduler.get_events(worker)
+            is_expected = bool(events) and isinstance(events[-1][1], dict) and bool(events[-1][1].get("expected"))
+            self._carry_out(self.dispatcher.worker_left(worker, is_expected=is_expected))
 
     async def _tick(self) -> None:
         while True:

@@ -147,10 +147,11 @@ class CallResults:
                 return read()
             except NotMadeAgainError:
                 raise
-            except LOST:
+            except LOST as error:
                 if not (self._made_on_another(refs, looks) or self.repetition.made_again_since(number)):
                     # The recovery may have given up what was read, and says why.
                     self.repetition.raise_failure()
+                    self.streams.note_final(error)
                     raise
 
     def wait_for_step(self, handles: Sequence[Handle], reason: str = "a result was looked at") -> None:

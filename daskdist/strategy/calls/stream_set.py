@@ -24,6 +24,7 @@ from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.link import RunClock
 from daskdist.execute.paused_workers import ended_for_memory
+from daskdist.strategy.backend import ReplicasChangedError
 from daskdist.strategy.calls.call_arguments import last_reference
 from daskdist.strategy.calls.call_messages import (
     AskRunning,
@@ -40,7 +41,7 @@ from daskdist.strategy.calls.call_messages import (
     PassOn,
     Running,
 )
-from daskdist.strategy.calls.calls import LOST, Call, Record, futures_in, note_lost
+from daskdist.strategy.calls.calls import Call, Record, futures_in, note_lost
 from daskdist.strategy.calls.outcomes import Failed, StaysOnWorker
 from daskdist.strategy.calls.recovery.call_log import CallLog
 from daskdist.strategy.calls.recovery.scheduler_connection import SchedulerConnection
@@ -260,11 +261,11 @@ class StreamSet:
                 if future is not None and future.cancelled():
                     raise self.live_workers.lost_error(future.key)
 
-    def changed_error(self) -> ClusterError:
+    def changed_error(self) -> ReplicasChangedError:
         """Return the error of a call for other replicas than take part now."""
         # So the caller waits for the thread that changes the replicas.
         self.live_workers.in_doubt = True
-        return ClusterError("the replicas of the strategy have changed meanwhile; make the call again")
+        return ReplicasChangedError("the replicas of the strategy have changed meanwhile; make the call again")
 
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""
@@ -529,10 +530,12 @@ class StreamSet:
         for failure in failures:
             self.failures.mark_observed(failure)
         if failures:
-            error = self._cause_of(failures[0].failure.error())
-            if isinstance(error, LOST) and (names := self.failures.take_final()):
-                error.add_note(f"{', '.join(names)} failed with a lost worker, too, and is not made again")
-            raise error
+            raise self._cause_of(failures[0].failure.error())
+
+    def note_final(self, error: BaseException) -> None:
+        """Add the calls that are not made again to the error of another that is lost; they are not reported later."""
+        if names := self.failures.take_final():
+            error.add_note(f"also failed with a lost worker, and not made again: {', '.join(names)}")
 
     def _cause_of(self, error: BaseException) -> BaseException:
         # A lost worker may be the cause. Another worker may report it before its stream breaks.

@@ -171,6 +171,7 @@ class WorkerRecovery:
         try:
             streams.finish()
             self._open(more, workers)
+            streams.announce(more, group.workers)
         except (ClusterError, OSError) as error:
             logger.warning("%s cannot take part: %s", ", ".join(workers), error)
             if self._are_lost(more.workers, connected):
@@ -180,7 +181,6 @@ class WorkerRecovery:
         live_workers.add(workers)
         # Store their identities, as other workers may later get the same addresses.
         live_workers.missing(connected)
-        streams.announce(more, group.workers)
         note_in_use(client, group.token, more.workers)
         logger.warning("%s takes part; there are %d replicas now", ", ".join(workers), len(more.replicas))
         return more
