@@ -140,6 +140,6 @@ def test_text_of_one_byte_a_character_may_begin_like_a_mark(tmp_path, compressio
 def test_a_damaged_file_that_is_compressed_is_left_out_whatever_its_name_is(tmp_path):
     for number in range(3):
         content = gzip.compress(b"x\n" + b"1\n" * 100)
-        (tmp_path / f"log{number}.gz").write_bytes(content[:40] if number == 1 else content)
+        (tmp_path / f"log{number}.gz").write_bytes(content[:20] if number == 1 else content)
     rows = read_csv([str(tmp_path / f"log{number}.gz") for number in range(3)])
     assert 200 <= len(list(rows.ignore_errors())) < 300
