@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from typing import Any, Final
 
@@ -23,5 +24,8 @@ async def send(comm: Comm, message: Any) -> None:
 
 
 async def receive(comm: Comm) -> Any:
-    """Return the next small message."""
-    return pickle.loads((await comm.read())["m"])
+    """Return the next small message; if this is cancelled, messages can still be sent."""
+    # Dask closes a connection of which a read is cancelled. This one ends when the connection is closed.
+    reading = asyncio.ensure_future(comm.read())
+    reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return pickle.loads((await asyncio.shield(reading))["m"])
