@@ -38,6 +38,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "execute/callers/threads.py": {"handle.exception", "handle.result"},
         "service/consumer/consumer.py": {"sending.exception"},
         "service/dispatcher/scheduler_plugin.py": {"writing.exception"},
+        "service/messages.py": {"done.exception"},
         "strategy/calls/worker/data_keys.py": {"gathering.result"},
         "strategy/calls/stream_set.py": {"done.exception"},
     },

@@ -147,7 +147,8 @@ def test_a_function_of_batches_is_not_said_to_be_called_row_by_row():
 def test_threads_that_read_ahead():
     steps = iter(distributed(Dataset.range(4000).map(slow).take(40).batch(8).prefetch(2)))
     list(steps)
-    assert re.search(r"The \d+ threads? that compute input (are|is) busy", daskdist.explain_slow(steps))
+    # Whether they are always busy depends on what else runs on the machine.
+    assert re.search(r"The \d+ threads? that compute input (are|is) (always )?busy", daskdist.explain_slow(steps))
 
 
 @pytest.mark.cluster
