@@ -1061,8 +1061,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         itself proves: a wrong checksum or framing, or a value that cannot be parsed (`errors.DamagedFileError`). Other
         reasons why a file cannot be read are errors all the same: a server that refuses, a missing permission, a file
         that is gone or was changed, another schema, or ``dtypes`` that do not fit: a column whose values all have
-        another type. So is text in another encoding: in a range of a file, no line with characters beyond ASCII has the
-        expected one. One such value or line may be damaged, so there must be two. A generator that raises ends.
+        another type. Text in another encoding is an error, too: if none of the lines with characters beyond ASCII, in a
+        range of a file, can be decoded. A single such value or line may be damaged, so there must be two. A generator
+        that raises ends.
 
         Elements that fail are left out here, and before upstream operations that group elements, such as `batch`, so
         that batches are full; TensorFlow leaves out the whole batch. Everywhere else a failed element holds its place:

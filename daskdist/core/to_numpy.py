@@ -226,6 +226,17 @@ def is_wrapped(times: Any, dtype: np.dtype[Any]) -> bool:
     return not np.array_equal(times.astype(dtype).astype(times.dtype), times, equal_nan=True)
 
 
+def loss_in(column: Any, dtype: np.dtype[Any]) -> tuple[str, str] | None:
+    """Return which values of an array change when it is converted to a dtype, and how; None if none does.
+
+    >>> loss_in(np.array([2**53 + 1]), np.dtype("float64"))
+    ('integers', 'would be rounded')
+    """
+    if is_rounded(column, dtype):
+        return "integers", "would be rounded"
+    return ("times", "do not fit") if is_wrapped(column, dtype) else None
+
+
 def _is_rounded_number(value: Any) -> bool:
     if not isinstance(value, int | np.integer):
         return False

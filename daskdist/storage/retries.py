@@ -62,7 +62,7 @@ def retried(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
 
 
 def fetched(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-    """Return what a function that opens a remote file, or fetches bytes of it, returns; called as `retried` does.
+    """Call a function that opens a remote file or fetches bytes of it, as `retried` does.
 
     Raises
     ------

@@ -14,7 +14,7 @@ from daskdist.cached_property import cached_property
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
-from daskdist.core.to_numpy import is_rounded, is_wrapped
+from daskdist.core.to_numpy import loss_in
 from daskdist.errors import ArgumentError, FileError
 
 # The largest number of columns that are written to an array one by one.
@@ -127,12 +127,10 @@ def _scalar(name: str, spec: ElementSpec) -> TensorSpec:
 def _side_by_side(names: Sequence[str], columns: list[np.ndarray[Any, Any]], label: str) -> np.ndarray[Any, Any]:
     dtype = np.result_type(*[column.dtype for column in columns])
     for name, column in zip(names, columns, strict=True):
-        if is_rounded(column, dtype) or is_wrapped(column, dtype):
-            values = "times" if column.dtype.kind in "mM" else "integers"
-            change = "do not fit" if values == "times" else "would be rounded"
+        if loss := loss_in(column, dtype):
             raise FileError(
-                f"{label}: the {values} of column {name!r} {change} in one array of {dtype} with other columns; leave "
-                "it out of the list"
+                f"{label}: the {loss[0]} of column {name!r} {loss[1]} in one array of {dtype} with other columns; "
+                "leave it out of the list"
             )
     array: np.ndarray[Any, Any] = pooled_empty((len(columns[0]), len(columns)), dtype)
     if len(columns) <= _FEW_COLUMNS:

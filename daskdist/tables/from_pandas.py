@@ -17,7 +17,7 @@ import numpy as np
 from daskdist.core.block import Block, Bundle
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.core.to_numpy import is_rounded, native, to_numpy
+from daskdist.core.to_numpy import loss_in, native, to_numpy
 from daskdist.errors import ArgumentError, FileError
 from daskdist.tables.columns import Columns
 from daskdist.tables.device_column import DeviceColumn
@@ -201,12 +201,12 @@ def _rows_of(frame: Any, columns: Sequence[tuple[Any, Any]], as_dict: str) -> An
         raise ArgumentError(f"a {kind} whose columns are not all numbers: give {as_dict}, so that a row is a dict")
     for name, column in columns:
         try:
-            is_changed = is_rounded(to_numpy(column_as_leaf(column)), rows.dtype)
+            loss = loss_in(to_numpy(column_as_leaf(column)), rows.dtype)
         except ArgumentError as error:
             raise ArgumentError(f"a {kind} with the column {name!r}: {error}") from None
-        if is_changed:
+        if loss is not None:
             raise ArgumentError(
-                f"a {kind} of which the integers of {name!r} would be rounded in one array of {rows.dtype}: "
+                f"a {kind} of which the {loss[0]} of {name!r} {loss[1]} in one array of {rows.dtype}: "
                 f"give {as_dict}, so that a row is a dict"
             )
     return rows

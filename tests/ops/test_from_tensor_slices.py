@@ -158,6 +158,21 @@ def test_times_that_do_not_fit_the_unit_of_others_are_refused(times):
         list(Dataset.range(1).map(lambda _: {"x": times}))
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pd.DataFrame({"a": np.array(["9999-01-01"], "M8[s]"), "b": np.array(["2020-01-01"], "M8[ns]")}),
+        pa.table(
+            {"a": pa.array([datetime.datetime(9999, 1, 1)], pa.timestamp("s")), "b": pa.array([1], pa.timestamp("ns"))}
+        ),
+    ],
+    ids=["frame", "table"],
+)
+def test_times_of_tables_that_do_not_fit_the_unit_of_others_are_refused(rows):
+    with pytest.raises(ArgumentError, match="the times of 'a' do not fit in one array"):
+        Dataset.from_tensor_slices(rows)
+
+
 def test_times_of_several_units_that_fit_are_an_array():
     times = [np.datetime64("2020-01-01"), np.datetime64("2020-01-01T00:00:00.000000001"), np.datetime64("NaT")]
     np.testing.assert_array_equal(list(Dataset.from_tensor_slices(times)), np.array(times))

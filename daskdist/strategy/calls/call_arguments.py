@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,13 +11,13 @@ import cloudpickle
 
 from daskdist.execute.callers.fetch import WithRemoteResults
 from daskdist.execute.messages.failure import Failure
-from daskdist.strategy.calls.calls import LOOP_PREFIX, Call, Record
+from daskdist.strategy.calls.calls import LOOP_PREFIX, Record
 from daskdist.strategy.calls.outcomes import Failed, StaysOnWorker, received_outcome
 from daskdist.strategy.calls.sent_objects import SentObject
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.values.per_replica import PerReplica, num_values
-from daskdist.strategy.values.refs import Pick, Ref, Refs, TaskResults, whole
+from daskdist.strategy.values.refs import Refs
 
 
 @dataclass(slots=True)
@@ -74,43 +74,6 @@ class PreparedCall:
 
     def __call__(self, group: ReplicaGroup) -> Any:
         return self.sender.send_again(self, group)
-
-
-def inputs_of(
-    columns: Sequence[tuple[int, Any]], lanes: Sequence[Any], result_reference: Callable[[Record, int], tuple[Any, ...]]
-) -> list[tuple[Any, list[tuple[int, tuple[Any, ...], Pick]]]]:
-    """Return the inputs of a call for a worker, as in `MakeCall`.
-
-    Parameters
-    ----------
-    columns
-        The number of each leaf, and its value for all replicas; see `PreparedCall.inputs`.
-    lanes
-        The replicas.
-    result_reference
-        Returns the reference to a result of a call, by its place.
-    """
-    inputs_of_lanes = []
-    for lane in lanes:
-        inputs: list[tuple[int, tuple[Any, ...], Pick]] = []
-        for number, column in columns:
-            kind, place, pick = type(column), lane, whole
-            source = column[lane] if kind is tuple else column
-            if kind is Refs:
-                picks = column.picks
-                source, pick = column.source, picks[lane] if type(picks) is tuple else picks
-            elif type(source) is Ref:
-                source, place, pick = source.source, source.place, source.pick
-            reference: tuple[Any, ...]
-            if type(source) is Call:
-                reference = result_reference(source.record, place)
-            elif type(source) is TaskResults:
-                reference = ("k", source.futures[place].key)
-            else:
-                reference = ("o", source.number) if type(source) is SentObject else ("p", source)
-            inputs.append((number, reference, pick))
-        inputs_of_lanes.append((lane, inputs))
-    return inputs_of_lanes
 
 
 def objects_of(

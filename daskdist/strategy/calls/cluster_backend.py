@@ -25,7 +25,6 @@ from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.backend import RECOVERY
 from daskdist.strategy.calls.call_arguments import (
     PreparedCall,
-    inputs_of,
     is_plan,
     name_of_call,
     objects_of,
@@ -34,7 +33,7 @@ from daskdist.strategy.calls.call_arguments import (
 )
 from daskdist.strategy.calls.call_messages import EndCall, MakeCall
 from daskdist.strategy.calls.call_results import CallResults, is_over
-from daskdist.strategy.calls.calls import APPLY, LOOK, Call
+from daskdist.strategy.calls.calls import APPLY, LOOK, Call, Record
 from daskdist.strategy.calls.captures import current_capture
 from daskdist.strategy.calls.outcomes import Failed, StaysOnWorker
 from daskdist.strategy.calls.program_end import ClusterUse, end_unused
@@ -57,7 +56,7 @@ from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.encoding import SteadyFunction, encoded, pickled_value
 from daskdist.strategy.values.flat import pickled_structure
 from daskdist.strategy.values.per_replica import PerReplica, follow_batch, values_read_later
-from daskdist.strategy.values.refs import Ref, Refs, TaskResults
+from daskdist.strategy.values.refs import Pick, Ref, Refs, TaskResults, whole
 
 _T = TypeVar("_T")
 
@@ -263,7 +262,7 @@ class ClusterBackend(CallResults):
                     # Send the needed objects before making references: a reference may send another worker the number
                     # of this stream's next message, which has to be that of the call.
                     stream = streams.stream_with(worker, objects_of(objects, columns, lanes) if has_parts else objects)
-                    inputs = inputs_of(columns, lanes, partial(streams.result_reference, worker))
+                    inputs = _inputs_of(columns, lanes, partial(streams.result_reference, worker))
                     stream.link.append(MakeCall(*about, inputs, *settings))
                     stream.num_steps += prepared.is_step
             except BaseException:
@@ -440,3 +439,30 @@ class ClusterBackend(CallResults):
 
 def _of_batch() -> str:
     return "run: a batch"
+
+
+def _inputs_of(
+    columns: Sequence[tuple[int, Any]], lanes: Sequence[Any], result_reference: Callable[[Record, int], tuple[Any, ...]]
+) -> list[tuple[Any, list[tuple[int, tuple[Any, ...], Pick]]]]:
+    # Return the inputs of a call for a worker, as in `MakeCall`, from the number and the values of each leaf.
+    inputs_of_lanes = []
+    for lane in lanes:
+        inputs: list[tuple[int, tuple[Any, ...], Pick]] = []
+        for number, column in columns:
+            kind, place, pick = type(column), lane, whole
+            source = column[lane] if kind is tuple else column
+            if kind is Refs:
+                picks = column.picks
+                source, pick = column.source, picks[lane] if type(picks) is tuple else picks
+            elif type(source) is Ref:
+                source, place, pick = source.source, source.place, source.pick
+            reference: tuple[Any, ...]
+            if type(source) is Call:
+                reference = result_reference(source.record, place)
+            elif type(source) is TaskResults:
+                reference = ("k", source.futures[place].key)
+            else:
+                reference = ("o", source.number) if type(source) is SentObject else ("p", source)
+            inputs.append((number, reference, pick))
+        inputs_of_lanes.append((lane, inputs))
+    return inputs_of_lanes
