@@ -29,7 +29,6 @@ from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or
 from daskdist.core.block import Rows, writable_element
 from daskdist.core.cardinality import counted
 from daskdist.core.dataset_base import DatasetBase, node_of
-from daskdist.core.failing.failed_element import is_of_element
 from daskdist.core.functions.kept_values import kept
 from daskdist.core.functions.user_function import UserFunction, code_of
 from daskdist.core.node import Node, elements_wanted, upstream, walk, warn_if_empty
@@ -60,7 +59,14 @@ from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array, to
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
 from daskdist.execute.resume.position import PipelineIdentity
-from daskdist.execute.stream.local_iterator import ElementIterator, Identity, first_elements, iterate, rows_of
+from daskdist.execute.stream.local_iterator import (
+    ElementIterator,
+    Identity,
+    first_elements,
+    good_elements,
+    iterate,
+    rows_of,
+)
 from daskdist.execute.stream.side_outputs import PortionSize, run_to_end, side_outputs_of
 from daskdist.formats import WritableFormat
 from daskdist.formats.parquet import Parquet
@@ -2564,7 +2570,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         common: ElementSpec | None = None
         elements = iterate(make_caller(), self._current_primitive(), 0)
         try:
-            for number, element in enumerate(_without_failed(elements, _NUM_LEARNED_FROM)):
+            for number, element in enumerate(good_elements(elements, _NUM_LEARNED_FROM)):
                 spec = ElementSpec.of(element)
                 try:
                     common = of_any_rank(common, spec) or common_or_raise(common, spec)
@@ -2871,23 +2877,3 @@ def _rebuilt(
     keys = [((rename or {}).get(name, name), place) for place in range(num_keys)]
     node: Node = FromGraph(Recorded(dict(graph), keys, is_split), spec, number)
     return make(WithOptions(node, options) if any(options_set(options)) else node)
-
-
-def _without_failed(elements: Iterator[Any], number: int) -> Iterator[Any]:
-    # The next elements, without those that fail, which raise when they are iterated over. If all fail, raises the
-    # error of the first.
-    num_computed, first_error = 0, None
-    for _ in range(number):
-        try:
-            element = next(elements)
-        except StopIteration:
-            break
-        except Exception as error:
-            first_error = first_error or error
-            if not is_of_element(error):
-                break
-        else:
-            num_computed += 1
-            yield element
-    if first_error is not None and not num_computed:
-        raise first_error

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from daskdist.core.failing.leaving_out import cardinality_without_failed, without_failed
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.failing.leaving_out import without_failed
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Primitive
+from daskdist.errors import DamagedFileError
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +20,11 @@ class IgnoreErrors(Transformation):
 
     @property
     def cardinality(self) -> int:
-        return cardinality_without_failed(self.source)
+        try:
+            number = self.source.cardinality
+        except DamagedFileError:
+            return UNKNOWN
+        return number if number <= 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return without_failed(inputs[0])

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.arguments import whole_number
-from daskdist.core.dataset_base import primitive_of
-from daskdist.core.failing.leaving_out import without_failed
+from daskdist.core.dataset_base import node_of, primitive_of
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -25,6 +24,7 @@ from daskdist.core.primitive import (
     gathered,
 )
 from daskdist.core.selection.runs import Run, RunQueue, concat
+from daskdist.ops.ignore_errors import IgnoreErrors
 from daskdist.ops.nested import ExpandRows, Expansion, NestedFunction, elements_of
 
 # The number of elements to return together, first and later, their bytes, and the datasets to open for them.
@@ -90,8 +90,10 @@ class InterleaveRows:
         element, where = key
         if self.function is None:
             raise TypeError("the input already has the elements of the datasets")
-        primitive = gathered(primitive_of(self.function.dataset(element, where=lambda: where)))
-        return without_failed(primitive) if self.leaves_out_failed else primitive
+        dataset: Any = self.function.dataset(element, where=lambda: where)
+        if self.leaves_out_failed:
+            dataset = dataset.__replace__(node=IgnoreErrors(node_of(dataset)))
+        return gathered(primitive_of(dataset))
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return InterleaveCursor(inputs[0](epoch), self, context, [None] * self.cycle_length)

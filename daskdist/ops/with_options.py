@@ -9,11 +9,11 @@ from typing import Any, Final, Self
 from dask.utils import parse_bytes
 
 from daskdist.core.arguments import whole_number, yes_or_no
-from daskdist.core.failing.leaving_out import cardinality_without_failed
 from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
 from daskdist.display.missing_methods import Advised, advice_for
 from daskdist.errors import ArgumentError
+from daskdist.ops.ignore_errors import IgnoreErrors
 from daskdist.sharding import AutoShardPolicy, policy_of
 from daskdist.storage.locations import Locations
 
@@ -241,7 +241,8 @@ class WithOptions(Transformation):
 
     @property
     def cardinality(self) -> int:
-        return cardinality_without_failed(self.source) if self.options.on_error == "skip" else self.source.cardinality
+        source = IgnoreErrors(self.source) if self.options.on_error == "skip" else self.source
+        return source.cardinality
 
     def __str__(self) -> str:
         settings = [f"{name}={getattr(value, 'name', value)}" for name, value in options_set(self.options)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from daskdist.core.failing.leaving_out import without_failed
 from daskdist.core.node import Node, lower
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read
+from daskdist.ops.ignore_errors import IgnoreErrors
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.device_maps import check_device_maps
 from daskdist.passes.fuse import fuse
@@ -33,8 +33,7 @@ def plan(node: Node) -> Primitive:
         node = with_seed(node, options.seed)
     if options.vectorize is False:
         node = row_by_row(node)
-    # Elements that failed are left out before operations that group elements: no operation may move.
-    primitive = without_failed(lower(node)) if options.on_error == "skip" else lower(simplify(node))
+    primitive = lower(simplify(IgnoreErrors(node) if options.on_error == "skip" else node))
     if options.locations is not None:
         primitive = split_by_location(primitive, options.locations)
     return fuse(with_order(primitive, options.deterministic))

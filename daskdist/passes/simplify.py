@@ -15,6 +15,7 @@ from daskdist.core.node import Node
 def simplify(node: Node) -> Node:
     """Return the tree with every rule applied until none applies."""
     if node.facts.leaves_out_failed:
+        # Elements that failed are left out before operations that group elements: no operation may move.
         return node
     inputs = tuple(map(simplify, node.inputs))
     if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from daskdist.core.block import Batches, Block, Bundle, PartlyFailed, Rows, bundle, from_items
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failing.failed_element import FailedElement
 from daskdist.core.failing.origin import Origin, Skipped
 from daskdist.core.failing.try_each import takes_failed
-from daskdist.core.node import Node
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Stream, gathered
 from daskdist.core.ragged import Ragged
 from daskdist.errors import DamagedFileError, StackError
@@ -23,15 +21,6 @@ def without_failed(primitive: Primitive) -> Primitive:
     What a damaged file has left is read.
     """
     return _filtered(_before_groups(primitive))
-
-
-def cardinality_without_failed(node: Node) -> int:
-    """Return the number of elements of a node if those that failed are left out."""
-    try:
-        number = node.cardinality
-    except DamagedFileError:
-        return UNKNOWN
-    return number if number <= 0 else UNKNOWN
 
 
 def _filtered(primitive: Primitive) -> Primitive:

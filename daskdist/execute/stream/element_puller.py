@@ -8,10 +8,9 @@ from time import perf_counter
 from typing import Any, Final
 
 from daskdist.core.block import Rows
-from daskdist.core.failing.failed_element import NO_ELEMENT_FAILED, FailedElement
-from daskdist.core.primitive import ElementStream, Exhausted
+from daskdist.core.primitive import ElementStream
 from daskdist.core.structure import Leaves
-from daskdist.execute.stream.element_reader import PATIENCE_S, bytes_of, rows_of_items
+from daskdist.execute.stream.element_reader import PATIENCE_S, bytes_of, is_of_next_element, rows_of_items
 
 # The most elements to take at a time.
 MOST_PULLED: Final = 1024
@@ -34,6 +33,7 @@ class ElementPuller:
         self._elements: ElementStream | None = None
         self._iterator: Iterator[Leaves] = iter(())
         self._num_taken = 0
+        # Why the generator ended, after the elements that were taken; None at its end.
         self._failure: Exception | None = None
         self._is_over = False
 
@@ -68,17 +68,13 @@ class ElementPuller:
         if not self._is_over:
             try:
                 self._pull(items, num_rows, limit_bytes, patience_s)
-            except NO_ELEMENT_FAILED as error:
-                # Elements before the error are handed out first.
-                self._failure, self._is_over = error, True
             except Exception as error:
-                items.append(FailedElement(error))
-                self._is_over = True
-        if not items:
+                self._failure, self._is_over = error, True
+        failure = None
+        if not items or is_of_next_element(self._failure):
             failure, self._failure = self._failure, None
-            raise Exhausted if failure is None else failure
         first, self._num_taken = self._num_taken, self._num_taken + len(items)
-        return rows_of_items(self._elements, items, first)
+        return rows_of_items(self._elements, items, first, failure)
 
     def _pull(self, items: list[Leaves], num_rows: int, limit_bytes: int | None, patience_s: float | None) -> None:
         if self._elements is None:

@@ -37,8 +37,8 @@ class _ElementBuffer:
         self.elements: ElementStream | None = None
         # The size of each element; None if sizes differ.
         self.element_bytes: int | None = None
-        # Elements that were not taken; if one fails, it is the last.
-        self.items: deque[Leaves | FailedElement] = deque()
+        # Elements that were not taken.
+        self.items: deque[Leaves] = deque()
         self.limit_bytes = limit_bytes
         self.changed = threading.Condition()
         # The total number of elements that may be pulled, and that were pulled; total bytes pulled and taken.
@@ -46,6 +46,7 @@ class _ElementBuffer:
         self.pulled_bytes = self.taken_bytes = 0
         # The number of elements that the consumer is waiting for; 0 if it is not waiting.
         self.num_wanted = 0
+        # Why the generator ended, after those elements; None at its end.
         self.failure: BaseException | None = None
         self.is_over = self.is_stopped = self.is_waiting = False
         self.progress = CallProgress("an element of a generator")
@@ -60,10 +61,6 @@ class _ElementBuffer:
             pull = iter(elements)
             while self._may_pull() and self._pull_some(pull):
                 pass
-        except NO_ELEMENT_FAILED as error:
-            self.failure = error
-        except Exception as error:
-            self.items.append(FailedElement(error))
         except BaseException as error:
             self.failure = error
         if elements is not None:
@@ -196,27 +193,33 @@ class ElementReader:
 
     def _taken(self, num_rows: int) -> Rows:
         buffer = self._buffer
+        is_over = buffer.is_over
         items = [buffer.items.popleft() for _ in range(min(num_rows, len(buffer.items)))]
-        if not items and buffer.failure is not None:
+        failure = None
+        if is_over and len(items) < num_rows and (not items or is_of_next_element(buffer.failure)):
             failure, buffer.failure = buffer.failure, None
-            raise failure
-        if not items:
-            raise Exhausted
         size = buffer.element_bytes
         buffer.taken_bytes += sum(map(bytes_of, items)) if size is None else size * len(items)
         first, self._num_taken = self._num_taken, self._num_taken + len(items)
         if self._is_ahead:
             self._allow(min(num_rows, MOST_ROWS))
-        return rows_of_items(buffer.elements, items, first)
+        return rows_of_items(buffer.elements, items, first, failure)
 
 
-def bytes_of(item: Leaves | FailedElement) -> int:
+def bytes_of(item: Leaves) -> int:
     """Return the bytes of an element."""
-    return 0 if isinstance(item, FailedElement) else sum([getattr(leaf, "nbytes", 0) for leaf in item])
+    return sum([getattr(leaf, "nbytes", 0) for leaf in item])
 
 
-def rows_of_items(elements: ElementStream | None, items: list[Any], first: int) -> Rows:
-    """Return elements of a stream as rows; the last one may have failed.
+def is_of_next_element(failure: BaseException | None) -> bool:
+    """Return whether an error of a generator is that of its next element, which is handed out as one that failed."""
+    return isinstance(failure, Exception) and not isinstance(failure, NO_ELEMENT_FAILED)
+
+
+def rows_of_items(
+    elements: ElementStream | None, items: list[Leaves], first: int, failure: BaseException | None
+) -> Rows:
+    """Return elements of a stream as rows, and one that failed after them.
 
     Parameters
     ----------
@@ -224,13 +227,22 @@ def rows_of_items(elements: ElementStream | None, items: list[Any], first: int) 
         The stream; None if it failed to start.
     items, first
         The elements, and the number of the first one.
+    failure
+        Why the stream ended after them; None if it did not, or is at its end.
+
+    Raises
+    ------
+    Exhausted
+        There are no elements.
     """
-    if elements is None or type(items[-1]) is not FailedElement:
-        return bundle(LONE, items) if elements is None else elements.rows(items, first)
-    *good, failed = items
-    if not good:
-        return bundle(LONE, items)
-    rows = elements.rows(good, first)
+    if not is_of_next_element(failure):
+        if items:
+            return elements.rows(items, first)  # type: ignore[union-attr]
+        raise failure or Exhausted
+    failed: Any = FailedElement(failure)  # type: ignore[arg-type]
+    if not items:
+        return bundle(LONE, [failed])
+    rows = elements.rows(items, first)  # type: ignore[union-attr]
     return bundle(rows.structure, [*[rows.raw(index) for index in range(len(rows))], failed], rows.label)
 
 

@@ -447,6 +447,25 @@ def first_elements(primitive: Primitive, number: int) -> list[Any]:
         elements.close()
 
 
+def good_elements(elements: Iterator[Any], number: int) -> Iterator[Any]:
+    """Yield those of the next elements that do not fail; if all fail, raise the error of the first."""
+    num_computed, first_error = 0, None
+    for _ in range(number):
+        try:
+            element = next(elements)
+        except StopIteration:
+            break
+        except Exception as error:
+            first_error = first_error or error
+            if not is_of_element(error):
+                break
+        else:
+            num_computed += 1
+            yield element
+    if first_error is not None and not num_computed:
+        raise first_error
+
+
 def rows_of(primitive: Primitive, caller: Caller | None = None, epoch: Epoch = (0,)) -> Iterator[Rows]:
     """Yield the elements as rows, computed by a caller, or in this thread if None; the caller is closed at the end."""
     return rows_by(Interpreter(caller or Synchronous()), primitive, epoch)
