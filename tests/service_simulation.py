@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict, deque
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +12,27 @@ from daskdist.core.block import Block
 from daskdist.core.structure import LONE
 from daskdist.service.consumer.reading import Arrived, Reading
 from daskdist.service.dispatcher.commands import (
+    AllRead,
+    ConsumerAway,
     DatasetEntry,
+    IterationOver,
     JobOptions,
     Join,
+    Leave,
     LoseConsumer,
-    SendEnd,
-    SendRecorded,
-    SendTasks,
+    RecordedAsUsed,
     StartTask,
     StopTask,
+    TaskOver,
+    TasksToRead,
+    WorkerReady,
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher
 from daskdist.service.intervals import Intervals
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
+from daskdist.service.worker.task_messages import JoinTask, SentRows
 
 CLOSED = ("closed",)
 
@@ -65,7 +70,7 @@ class SimulatedWorker:
         # (task, attempt) -> the number of elements that were produced.
         self.positions: dict[tuple[str, int], int] = {}
         self.commands: deque[Any] = deque()
-        self.events: deque[Any] = deque([("ready",)])
+        self.events: deque[Any] = deque([WorkerReady()])
         self.is_alive = True
 
     def _producer(self, spec: Any, dataset: Any) -> Producer:
@@ -77,20 +82,10 @@ class SimulatedWorker:
         if link is not None and not link.is_cut:
             link.down.append(message)
 
-    def _note(self, what: str, spec: Any, *args: Any) -> None:
-        self.events.append((what, spec.id, spec.attempt, *args))
-        if what == "done":
-            self.producers.stop(spec.id)
-
-    def command(self, name: str, *args: Any) -> None:
-        """Carry out a command of the dispatcher."""
-        act: dict[str, Any] = {
-            "start": self.producers.start,
-            "stop": self.producers.stop,
-            "lose": self.producers.lose,
-            "lose_all": self.producers.lose_all,
-        }
-        act[name](*args)
+    def _note(self, event: Any) -> None:
+        self.events.append(event)
+        if isinstance(event, TaskOver):
+            self.producers.stop(event.task)
 
     def hear(self, link: Link, message: Any) -> None:
         """Take a message of a consumer."""
@@ -104,9 +99,9 @@ class SimulatedWorker:
         elif message == CLOSED:
             del self.links[name]
             self.producers.disconnected(name)
-            self.events.append(("away", name))
+            self.events.append(ConsumerAway(name))
         else:
-            self.producers.message(name, *message)
+            self.producers.message(name, message)
 
     def produce(self) -> bool:
         """Produce the next part of each task; return whether there was any."""
@@ -144,7 +139,7 @@ class SimulatedConsumer:
             "index": index if in_turn else 0,
             "trainer": "",
         }
-        self.join = Join(name, "dataset", "job", 0, service.options, index=index if in_turn else None)
+        self.join = Join(name, "dataset", "job", 0, service.options, consumer_index=index if in_turn else None)
         self.reading = Reading(name, joining, self.arrived, self._send, self._read_all, in_turn=in_turn)
         self.links: dict[str, Link] = {}
         self.is_cut: set[str] = set()
@@ -157,13 +152,14 @@ class SimulatedConsumer:
 
     def _send(self, worker: str, message: Any) -> None:
         link = self.links.get(worker)
-        if link is None and message[0] == "join" and worker not in self.is_cut and not self.is_leaving:
+        joins = isinstance(message.message, JoinTask)
+        if link is None and joins and worker not in self.is_cut and not self.is_leaving:
             link = self.links[worker] = self.service.connect(self, worker)
         if link is not None and not link.is_cut:
             link.up.append(message)
 
     def _read_all(self, num_told: int) -> None:
-        self.asked.append(("read_all", self.name, num_told))
+        self.asked.append(AllRead(self.name, num_told))
 
     def take(self, most: int, *, is_ahead: bool = False) -> bool:
         """Let the program take elements, if there are any; return whether it did anything.
@@ -201,7 +197,7 @@ class SimulatedConsumer:
     def _leave(self) -> None:
         if not self.is_leaving:
             self.is_leaving = True
-            self.asked += [("leave", self.name, self.reading.done()), CLOSED]
+            self.asked += [Leave(self.name, self.reading.done()), CLOSED]
             for link in self.links.values():
                 link.cut(1)
 
@@ -219,11 +215,11 @@ class SimulatedConsumer:
         """Take a message of the dispatcher."""
         if self.is_leaving:
             return
-        if isinstance(message, SendTasks):
+        if isinstance(message, TasksToRead):
             self.reading.tasks(message.tasks, message.number)
-        elif isinstance(message, SendRecorded):
+        elif isinstance(message, RecordedAsUsed):
             self.reading.recorded(message.tasks)
-        elif isinstance(message, SendEnd):
+        elif isinstance(message, IterationOver):
             if message.was_over or not self.reading.was_given_more():
                 self.arrived.is_over = True
                 self._leave()
@@ -244,8 +240,12 @@ class SimulatedConsumer:
         places = {task: place for task, place in self.reading._tasks.items() if task not in self.reading._ended}
         here = sum(len(rows) for task, _, rows in self.arrived.parts if task in places)
         links = [link for link in self.service.links if link.consumer is self]
-        sent = [(link, message) for link in links for message in link.down if message[0] == "rows"]
-        coming = [message[4] for link, message in sent if places.get(message[1]) == (message[2], link.worker)]
+        sent = [(link, about) for link in links for about in link.down if about != CLOSED]
+        coming = [
+            about.message.rows
+            for link, about in sent
+            if isinstance(about.message, SentRows) and places.get(about.task) == (about.attempt, link.worker)
+        ]
         return here + sum(map(len, coming))
 
 
@@ -316,13 +316,13 @@ class Simulation:
         """Start a consumer."""
         name = f"consumer-{next(self._names)}"
         consumer = self.consumers[name] = SimulatedConsumer(self, name, len(self.consumers))
-        consumer.asked.append(("join", consumer.join))
+        consumer.asked.append(consumer.join)
 
     def kill_worker(self, worker: SimulatedWorker, num_kept: int) -> None:
         """End a worker's process."""
         worker.is_alive = False
         worker.commands.clear()
-        worker.events.append(("gone",))
+        worker.events.append(CLOSED)
         for link in self.links:
             if link.worker == worker.address:
                 link.cut(num_kept)
@@ -343,7 +343,7 @@ class Simulation:
         """Replace the dispatcher by one that continues from its state; workers end, consumers come again."""
         for consumer in self.consumers.values():
             while consumer.asked and (consumer.is_leaving or not consumer.is_alive):
-                self._request(consumer, *consumer.asked.popleft())
+                self._request(consumer, consumer.asked.popleft())
         for worker in self.workers.values():
             if worker.is_alive:
                 self.kill_worker(worker, 0)
@@ -356,7 +356,7 @@ class Simulation:
             if consumer.is_alive and not consumer.is_leaving:
                 consumer.asked.clear()
                 consumer.reading.begin_again()
-                consumer.asked.append(("join", replace(consumer.join, is_again=before.knows(consumer.name))))
+                consumer.asked.append(consumer.join._replace(is_again=before.knows(consumer.name)))
 
     def tick(self) -> None:
         """Let some time pass for the dispatcher and the workers."""
@@ -387,41 +387,29 @@ class Simulation:
                 steps.append(lambda link=link: link.consumer.hear(link, link.down.popleft()))
         for worker in self.workers.values():
             if worker.events:
-                steps.append(lambda worker=worker: self._event(worker, *worker.events.popleft()))
+                steps.append(lambda worker=worker: self._event(worker, worker.events.popleft()))
             if worker.commands:
-                steps.append(lambda worker=worker: worker.command(*worker.commands.popleft()))
+                steps.append(lambda worker=worker: worker.producers.command(worker.commands.popleft()))
         for consumer in self.consumers.values():
             if consumer.asked:
-                steps.append(lambda consumer=consumer: self._request(consumer, *consumer.asked.popleft()))
+                steps.append(lambda consumer=consumer: self._request(consumer, consumer.asked.popleft()))
             if consumer.told:
                 steps.append(lambda consumer=consumer: consumer.hear_dispatcher(consumer.told.popleft()))
             if consumer.calls:
                 steps.append(lambda consumer=consumer: consumer.call(*consumer.calls.popleft()))
         return steps
 
-    def _event(self, worker: SimulatedWorker, kind: str, *args: Any) -> None:
-        dispatcher = self.dispatcher
-        if kind == "ready":
-            self._carry_out(dispatcher.worker_joined(worker.address, "host"))
-        elif kind == "progress":
-            self._carry_out(dispatcher.progressed(*args))
-        elif kind == "done":
-            self._carry_out(dispatcher.task_done(*args))
-        elif kind == "away":
-            if not dispatcher.knows(*args):
-                worker.commands.append(("lose_all", *args))
+    def _event(self, worker: SimulatedWorker, message: Any) -> None:
+        if message == CLOSED:
+            self._carry_out(self.dispatcher.worker_left(worker.address))
         else:
-            self._carry_out(dispatcher.worker_left(worker.address))
+            self._carry_out(self.dispatcher.heard(message, worker.address, "host"))
 
-    def _request(self, consumer: SimulatedConsumer, kind: str, *args: Any) -> None:
-        if kind == "join":
-            self._carry_out(self.dispatcher.joined(*args))
-        elif kind == "read_all":
-            self._carry_out(self.dispatcher.read_all(*args))
-        elif kind == "leave":
-            self._carry_out(self.dispatcher.left(*args))
-        else:
+    def _request(self, consumer: SimulatedConsumer, message: Any) -> None:
+        if message == CLOSED:
             self._carry_out(self.dispatcher.left(consumer.name))
+        else:
+            self._carry_out(self.dispatcher.heard(message))
 
     def _carry_out(self, commands: list[Any]) -> None:
         for key, value in self.dispatcher.changes().items():
@@ -431,19 +419,13 @@ class Simulation:
                 self.state[key] = value
         for command in commands:
             match command:
-                case StartTask(worker, spec):
-                    self._to_worker(worker, "start", spec, b"")
-                case StopTask(worker, task):
-                    self._to_worker(worker, "stop", task)
-                case LoseConsumer(worker, task, consumer, done):
-                    self._to_worker(worker, "lose", task, consumer, done)
-                case SendTasks(name) | SendEnd(name) | SendRecorded(name):
+                case StartTask(worker) | StopTask(worker) | LoseConsumer(worker):
+                    if self.workers[worker].is_alive:
+                        has_dataset = isinstance(command, StartTask)
+                        self.workers[worker].commands.append(command._replace(dataset=b"") if has_dataset else command)
+                case TasksToRead(name) | IterationOver(name) | RecordedAsUsed(name):
                     if self.consumers[name].is_alive:
                         self.consumers[name].told.append(command)
-
-    def _to_worker(self, worker: str, *command: Any) -> None:
-        if self.workers[worker].is_alive:
-            self.workers[worker].commands.append(command)
 
     # --- the end ---
 

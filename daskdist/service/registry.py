@@ -15,6 +15,7 @@ from daskdist.errors import ArgumentError
 from daskdist.passes.fingerprint import fingerprint
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer.dispatcher_connection import ask
+from daskdist.service.dispatcher.commands import Hello, Register, Registered, Welcome
 from daskdist.service.request import ServiceRequest, checked_compression
 from daskdist.service.service_dataset import DatasetFacts, Served, check_endless, entry_of, shared_out
 
@@ -39,8 +40,8 @@ def register(
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"register_dataset: dataset_id is {dataset_id!r}; give a string that is not empty, or None")
     entry = entry_of(name, dataset_fingerprint, node, spec, checked_compression(compression))
-    (registered,) = ask(address, "register", entry)
-    return str(registered)
+    answer: Registered = ask(address, Register(entry))
+    return answer.dataset
 
 
 def registered(dataset_id: str, element_spec: Any, request: ServiceRequest, address: ServiceAddress) -> Node:
@@ -53,12 +54,12 @@ def registered(dataset_id: str, element_spec: Any, request: ServiceRequest, addr
     ClusterError
         The service cannot be reached.
     """
-    entry_facts, *_ = ask(address, "hello", dataset_id)
-    if entry_facts is None:
+    known: Welcome = ask(address, Hello(dataset_id))
+    if known.facts is None:
         raise ArgumentError(
             f"no dataset is registered under the id {dataset_id!r}; give the id that register_dataset returned"
         )
-    facts: DatasetFacts = cloudpickle.loads(entry_facts)
+    facts: DatasetFacts = cloudpickle.loads(known.facts)
     if element_spec is not None:
         leaves, structure = Structure.of(element_spec)
         if facts.spec.most_general_common_spec(ElementSpec(structure, leaves)) is None:

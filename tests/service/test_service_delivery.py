@@ -21,16 +21,12 @@ from daskdist.service.dispatcher.commands import IterationDraws, JobOptions, Tas
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.coordinated_reads import CoordinatedReads
 from daskdist.service.worker.cross_trainer_cache import SharedCache
-from daskdist.service.worker.delivery import (
-    Consumer,
-    Forget,
-    Passed,
-    Send,
-)
+from daskdist.service.worker.delivery import Consumer, Forget, Send
 from daskdist.service.worker.first_come import FirstCome
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
+from daskdist.service.worker.task_messages import Passed, SentRows, Used
 from daskdist.testing import same_multiset
 
 PART_BYTES = 16_384 * 8
@@ -149,12 +145,12 @@ class Loop:
             function, *args = self.calls.get(timeout=30)
             function(*args)
             while self.sent:
-                rows = [(message[3], message[4]) for message in self.sent if message[0] == "rows"]
+                rows = [about.message for about in self.sent if isinstance(about.message, SentRows)]
                 most_kept = max(most_kept, self.producer.kept_bytes)
                 most_sent = max(most_sent, sum(part.nbytes for _, part in rows))
                 self.sent.clear()
                 for first, part in rows:
-                    self.producer.acknowledge(consumer, [(first, first + len(part))])
+                    self.producer.message(consumer, Used([(first, first + len(part))]))
         return most_kept, most_sent
 
 

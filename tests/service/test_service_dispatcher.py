@@ -9,16 +9,16 @@ import pytest
 
 from daskdist.service.dispatcher.commands import (
     DatasetEntry,
+    GivenUp,
+    IterationOver,
     JobOptions,
     Join,
     LoseConsumer,
-    SendEnd,
-    SendFailure,
-    SendRecorded,
-    SendTasks,
-    SendWaiting,
+    RecordedAsUsed,
     StartTask,
     StopTask,
+    TasksToRead,
+    WaitsFor,
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher, Refused
 from daskdist.service.dispatcher.jobs import LEASES_A_WORKER
@@ -88,7 +88,7 @@ def test_leases_cover_all_units_once(num_units, grain, workers):
     bounds = [spec.lease for _, spec in leases]
     assert [first for first, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == num_units
-    assert of_kind(commands, SendEnd) == [SendEnd("c")]
+    assert of_kind(commands, IterationOver) == [IterationOver("c")]
     if num_units >= 100:
         assert len({worker for worker, _ in leases}) == workers
         assert len(leases) <= 40 * workers
@@ -137,7 +137,7 @@ def test_elements_that_end_each_worker_are_given_up(mode):
         if number == 0:
             # No other element is acknowledged afterwards.
             bench.dispatcher.progressed(task.id, task.attempt, [(0, 3)])
-        failures = of_kind(bench.dispatcher.worker_left("w0"), SendFailure)
+        failures = of_kind(bench.dispatcher.worker_left("w0"), GivenUp)
         assert bool(failures) == (number == 3)
         bench.dispatcher.worker_joined("w0", "host")
     assert "workers were lost 4 times in a row, last w0" in failures[0].message
@@ -146,7 +146,7 @@ def test_elements_that_end_each_worker_are_given_up(mode):
     # A consumer that comes later hears of it, too.
     bench.dispatcher.left("c")
     bench.join("other", iteration=1)
-    assert of_kind(bench.join("late"), SendFailure)
+    assert of_kind(bench.join("late"), GivenUp)
 
 
 @pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF, ShardingPolicy.FILE])
@@ -162,8 +162,8 @@ def test_workers_that_leave_do_not_end_a_job(mode, how):
         if how == "while others have copies" and mode is not ShardingPolicy.OFF:
             return
         commands = bench.dispatcher.worker_left(f"w{number}", is_expected=how == "as expected")
-        assert not of_kind(commands, SendFailure)
-    assert not of_kind(bench.join("late"), SendFailure)
+        assert not of_kind(commands, GivenUp)
+    assert not of_kind(bench.join("late"), GivenUp)
 
 
 def test_workers_that_are_lost_now_and_then_do_not_end_a_job():
@@ -175,14 +175,14 @@ def test_workers_that_are_lost_now_and_then_do_not_end_a_job():
         bench.dispatcher.progressed(task.id, task.attempt, [(0, number)])
         (other,) = [other for _, other in bench.dispatcher._tasks.values() if other is not task]
         bench.dispatcher.progressed(other.id, other.attempt, [(0, number)])
-        assert not of_kind(bench.dispatcher.worker_left("w0"), SendFailure)
+        assert not of_kind(bench.dispatcher.worker_left("w0"), GivenUp)
         assert started(bench.dispatcher.worker_joined("w0", "host"))
 
 
 def test_a_consumer_that_others_keep_waiting_has_another_lease():
     bench = Bench()
     commands = bench.join()
-    report = of_kind(commands, SendTasks)[-1].number
+    report = of_kind(commands, TasksToRead)[-1].number
     more = started(bench.dispatcher.read_all("c", report))
     assert len(more) == 1
     # The consumer has not been told of the new lease yet, so it gets no further one.
@@ -191,15 +191,15 @@ def test_a_consumer_that_others_keep_waiting_has_another_lease():
 
 def test_consumers_that_are_missing_in_rounds_are_named():
     bench = Bench(None, num_consumers=3)
-    bench.join("a", index=0)
+    bench.join("a", consumer_index=0)
     assert not bench.dispatcher.tick()
     bench.clock.now = 29.0
     assert not bench.dispatcher.tick()
     bench.clock.now = 30.0
-    assert bench.dispatcher.tick() == [SendWaiting("a", "the consumers of consumer_index 1, 2 are missing")]
+    assert bench.dispatcher.tick() == [WaitsFor("a", "the consumers of consumer_index 1, 2 are missing")]
     assert not bench.dispatcher.tick()
-    bench.join("b", index=1)
-    bench.join("c", index=2)
+    bench.join("b", consumer_index=1)
+    bench.join("c", consumer_index=2)
     bench.dispatcher.tick()
     # A consumer that leaves is reported as missing after 30 s too.
     bench.dispatcher.left("b")
@@ -245,7 +245,7 @@ def test_only_the_number_of_an_iteration_that_is_over_is_kept(pieces):
     for dispatcher in (bench, other):
         for iteration in (0, 7, 199):
             commands = dispatcher.join("late", iteration=iteration)
-            assert commands == [SendEnd("late", was_over=True)]
+            assert commands == [IterationOver("late", was_over=True)]
             dispatcher.dispatcher.left("late")
     assert started(bench.join("next", iteration=200))
 
@@ -281,7 +281,7 @@ def test_consumers_are_told_each_second_what_is_recorded():
     assert not bench.dispatcher.tick()
     bench.dispatcher.progressed(spec.id, 0, [(0, 3), (5, 6)])
     recorded = ((spec.id, ((0, 3), (5, 6))),)
-    assert bench.dispatcher.tick() == [SendRecorded("a", recorded), SendRecorded("b", recorded)]
+    assert bench.dispatcher.tick() == [RecordedAsUsed("a", recorded), RecordedAsUsed("b", recorded)]
     # Nothing new was recorded.
     assert not bench.dispatcher.tick()
     # The size of a message is limited: later intervals follow when the earlier ones are complete.
@@ -338,7 +338,7 @@ def test_finished_iterations_stay_finished_for_another_dispatcher():
     assert [key[:2] for key in state if key[0] == "job"] == [("job", "name:j")]
     other = Bench(workers=1, is_kept=True)
     other.dispatcher.restore(state)
-    assert other.join("late") == [SendEnd("late", was_over=True)]
+    assert other.join("late") == [IterationOver("late", was_over=True)]
 
 
 def test_iterations_of_a_job_whose_removal_was_not_completed_are_dropped():

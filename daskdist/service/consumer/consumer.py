@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from distributed.comm import Comm
@@ -27,8 +26,23 @@ from daskdist.service.consumer.dispatcher_connection import connected, event_loo
 from daskdist.service.consumer.read_ahead_limit import ReadAheadLimit
 from daskdist.service.consumer.reading import Arrived, Reading
 from daskdist.service.consumer.worker_connection import WorkerConnection
-from daskdist.service.dispatcher.commands import DatasetEntry, Join
+from daskdist.service.dispatcher.commands import (
+    AllRead,
+    DatasetEntry,
+    GivenUp,
+    Hello,
+    IterationOver,
+    Join,
+    Leave,
+    RecordedAsUsed,
+    Refusal,
+    Register,
+    TasksToRead,
+    WaitsFor,
+    Welcome,
+)
 from daskdist.service.messages import receive, send
+from daskdist.service.worker.task_messages import JoinTask, OfTask
 from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
@@ -232,10 +246,9 @@ class _Connection:
         comm = self._comm = await self._connected()
         try:
             await self._enter(comm)
-            while True:
-                kind, *args = await receive(comm)
-                if getattr(self, f"_on_{kind}")(*args):
-                    return True
+            while not self._told(await receive(comm)):
+                pass
+            return True
         except OSError:
             if not self._is_kept:
                 raise
@@ -268,57 +281,54 @@ class _Connection:
             self.has_left.set()
 
     async def _send_leave(self, comm: Comm) -> None:
-        await send(comm, ("leave", self._name, self._reading.done()))
+        await send(comm, Leave(self._name, self._reading.done()))
         await comm.close()
 
     async def _enter(self, comm: Comm) -> None:
-        await send(comm, ("hello", self._dataset_id))
-        _, facts, is_kept = await receive(comm)
-        if facts is None and self._entry is not None:
-            await send(comm, ("register", await asyncio.to_thread(self._entry)))
-            kind, *args = await receive(comm)
-            if kind == "refused":
-                raise ArgumentError(args[0])
+        await send(comm, Hello(self._dataset_id))
+        known: Welcome = await receive(comm)
+        if known.facts is None and self._entry is not None:
+            await send(comm, Register(await asyncio.to_thread(self._entry)))
+            answer = await receive(comm)
+            if isinstance(answer, Refusal):
+                raise ArgumentError(answer.message)
         host = comm.local_address.rpartition("://")[2].rpartition(":")[0]
         join = await asyncio.to_thread(self._join, self._name, host)
         self._reading.begin_again()
-        await send(comm, ("join", replace(join, is_again=self._has_joined)))
-        self._has_joined, self._is_kept = True, is_kept
+        await send(comm, join._replace(is_again=self._has_joined))
+        self._has_joined, self._is_kept = True, known.is_kept
 
     # --- the dispatcher ---
 
-    def _on_refused(self, message: str) -> bool:
-        self._arrived.end(ArgumentError(message))
+    def _told(self, message: Any) -> bool:
+        # Return whether the iteration is over for the consumer.
+        match message:
+            case TasksToRead(_, tasks, number):
+                self._reading.tasks(tasks, number)
+                return False
+            case RecordedAsUsed(_, tasks):
+                self._reading.recorded(tasks)
+                return False
+            case WaitsFor(_, what):
+                logger.warning("a dataset from the service has waited for 30 s: %s", what)
+                return False
+            case IterationOver(_, was_over) if not was_over and self._reading.was_given_more():
+                # The consumer got elements of others meanwhile; the end is sent again after those.
+                return False
+            case IterationOver(_, True):
+                logger.warning(
+                    "this iteration of the job was over before it was requested, so it has no elements; use another "
+                    "job_name to read the dataset again"
+                )
+        failure = None
+        if isinstance(message, Refusal | GivenUp):
+            failure = (ArgumentError if isinstance(message, Refusal) else RepeatedLossError)(message.message)
+        self._arrived.end(failure)
         return True
-
-    def _on_failed(self, message: str) -> bool:
-        self._arrived.end(RepeatedLossError(message))
-        return True
-
-    def _on_waiting(self, message: str) -> None:
-        logger.warning("a dataset from the service has waited for 30 s: %s", message)
-
-    def _on_end(self, was_over: bool) -> bool:
-        if not was_over and self._reading.was_given_more():
-            # The consumer got elements of others meanwhile; the end is sent again after those.
-            return False
-        if was_over:
-            logger.warning(
-                "this iteration of the job was over before it was requested, so it has no elements; use another "
-                "job_name to read the dataset again"
-            )
-        self._arrived.end()
-        return True
-
-    def _on_tasks(self, tasks: tuple[tuple[str, int, str], ...], number: int) -> None:
-        self._reading.tasks(tasks, number)
-
-    def _on_recorded(self, tasks: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> None:
-        self._reading.recorded(tasks)
 
     def _read_all(self, number: int) -> None:
         if self._comm is not None:
-            sending = asyncio.ensure_future(send(self._comm, ("read_all", self._name, number)))
+            sending = asyncio.ensure_future(send(self._comm, AllRead(self._name, number)))
             self._sending.add(sending)
             sending.add_done_callback(self._sent)
 
@@ -330,9 +340,9 @@ class _Connection:
 
     # --- workers ---
 
-    def _to_worker(self, worker: str, message: Any) -> None:
-        connection = self._connections.get(worker)
-        if connection is None and message[0] == "join" and worker not in self._is_cut and not self._is_leaving:
+    def _to_worker(self, worker: str, message: OfTask) -> None:
+        connection, joins = self._connections.get(worker), isinstance(message.message, JoinTask)
+        if connection is None and joins and worker not in self._is_cut and not self._is_leaving:
             connection = self._connections[worker] = WorkerConnection(
                 worker, self._name, next(_numbers), self._address, self._compression, self._got, self._lost
             )

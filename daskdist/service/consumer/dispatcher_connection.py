@@ -16,6 +16,7 @@ from daskdist.config import seconds
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.cluster_requests import security_hint
 from daskdist.service.address import ServiceAddress
+from daskdist.service.dispatcher.commands import Refusal
 from daskdist.service.messages import DISPATCHER_OPERATION, PRESENT_OPERATION, receive, send
 from daskdist.service.worker.worker_plugin import NAME
 
@@ -80,7 +81,7 @@ async def _check_preloaded(comm: Comm, answer: dict[str, Any]) -> None:
         )
 
 
-def ask(address: ServiceAddress, *request: Any) -> tuple[Any, ...]:
+def ask(address: ServiceAddress, request: Any) -> Any:
     """Return the dispatcher's answer to a request.
 
     Raises
@@ -90,11 +91,10 @@ def ask(address: ServiceAddress, *request: Any) -> tuple[Any, ...]:
     ClusterError
         No dispatcher answers, or the connection was lost.
     """
-    answer: tuple[Any, ...]
-    kind, *answer = asyncio.run_coroutine_threadsafe(_asked(address, request), event_loop()).result()
-    if kind == "refused":
-        raise ArgumentError(answer[0])
-    return tuple(answer)
+    answer = asyncio.run_coroutine_threadsafe(_asked(address, request), event_loop()).result()
+    if isinstance(answer, Refusal):
+        raise ArgumentError(answer.message)
+    return answer
 
 
 async def _asked(address: ServiceAddress, request: Any) -> Any:

@@ -10,7 +10,22 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from daskdist.core.block import Rows
+from daskdist.execute.messages.failure import Failure
 from daskdist.service.intervals import Intervals, Pairs
+from daskdist.service.worker.task_messages import (
+    Computing,
+    Confirm,
+    End,
+    GivenBack,
+    JoinTask,
+    OfTask,
+    Passed,
+    Recall,
+    Room,
+    SentRows,
+    Used,
+    Withdraw,
+)
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -118,7 +133,7 @@ class Reading:
         name: str,
         joining: dict[str, Any],
         arrived: Arrived,
-        send: Callable[[str, Any], None],
+        send: Callable[[str, OfTask], None],
         read_all: Callable[[int], None],
         *,
         in_turn: bool,
@@ -224,54 +239,47 @@ class Reading:
         if worker:
             share = max(self._joining["window_bytes"] // len(self._tasks), 1)
             joining = self._joining | {"window_elements": self._windows.of(task), "window_bytes": share}
-            self._send(worker, ("join", task, attempt, joining, list(self._held[task]), list(self._done[task])))
+            asked = JoinTask(joining, list(self._held[task]), list(self._done[task]))
+            self._send(worker, OfTask(task, attempt, asked))
 
-    def got(self, worker: str, message: Any) -> None:
+    def got(self, worker: str, about: OfTask) -> None:
         """Handle a message of a worker; ignore messages about earlier attempts."""
-        kind, task, attempt, *args = message
-        if self._tasks.get(task) == (attempt, worker):
-            getattr(self, f"_on_{kind}")(task, *args)
-
-    def _on_rows(self, task: str, first: int, rows: Rows) -> None:
-        self._ended.discard(task)
-        self._held[task].add(first, first + len(rows))
-        with self._arrived.changed:
-            self._arrived.parts.append((task, first, rows))
-            self._arrived.changed.notify_all()
-
-    def _on_end(self, task: str) -> None:
-        self._ended.add(task)
-        self._windows.close(task)
-        self._resize()
-        self._report_if_all_read()
-
-    def _on_recall(self, task: str) -> None:
-        self._send_to_producer(task, "return", self._remove(task, Intervals(self._held[task])))
-
-    def _on_withdraw(self, task: str, pairs: Pairs) -> None:
-        self._remove(task, Intervals(pairs))
-        # The consumer was considered lost, so elements that it is using were given to others as well.
-        self._held[task].difference_update(pairs)
-
-    def _on_computing(self, task: str) -> None:
-        self._arrived.num_signs += 1
-
-    def _on_passed(self, task: str, num_elements: int) -> None:
-        logger.warning(
-            "a trainer was slower than the window of the shared cache and missed %d elements; have the trainers "
-            "keep the same pace, or set daskdist.service.cache-bytes higher",
-            num_elements,
-        )
-
-    def _on_window(self, task: str, window_elements: int) -> None:
-        self._windows.confirm(task, window_elements)
-        self._resize()
-
-    def _on_recorded(self, task: str, pairs: Pairs) -> None:
-        self.recorded([(task, pairs)])
-
-    def _on_failed(self, task: str, failure: Any) -> None:
-        self._arrived.end(failure.error())
+        task, attempt, message = about
+        if self._tasks.get(task) != (attempt, worker):
+            return
+        match message:
+            case SentRows(first, rows):
+                self._ended.discard(task)
+                self._held[task].add(first, first + len(rows))
+                with self._arrived.changed:
+                    self._arrived.parts.append((task, first, rows))
+                    self._arrived.changed.notify_all()
+            case Room(window_elements):
+                self._windows.confirm(task, window_elements)
+                self._resize()
+            case End():
+                self._ended.add(task)
+                self._windows.close(task)
+                self._resize()
+                self._report_if_all_read()
+            case Recall():
+                self._send_to_producer(task, GivenBack(self._remove(task, Intervals(self._held[task]))))
+            case Withdraw(_, pairs):
+                self._remove(task, Intervals(pairs))
+                # The consumer was considered lost, so elements that it is using were given to others as well.
+                self._held[task].difference_update(pairs)
+            case Confirm(_, pairs):
+                self.recorded([(task, pairs)])
+            case Computing():
+                self._arrived.num_signs += 1
+            case Passed(_, num_elements):
+                logger.warning(
+                    "a trainer was slower than the window of the shared cache and missed %d elements; have the "
+                    "trainers keep the same pace, or set daskdist.service.cache-bytes higher",
+                    num_elements,
+                )
+            case Failure():
+                self._arrived.end(message.error())
 
     def _remove(self, task: str, unwanted: Intervals) -> Pairs:
         with self._arrived.changed:
@@ -286,7 +294,7 @@ class Reading:
         if task in self._tasks:
             self._held[task].remove(first, stop)
             self._done[task].add(first, stop)
-            self._send_to_producer(task, "ack", [(first, stop)])
+            self._send_to_producer(task, Used([(first, stop)]))
             unjoined, self._unjoined = self._unjoined, set()
             self._resize()
             for other_task in unjoined:
@@ -296,16 +304,16 @@ class Reading:
 
     # --- inside ---
 
-    def _send_to_producer(self, task: str, kind: str, *args: Any) -> None:
+    def _send_to_producer(self, task: str, message: Room | Used | GivenBack) -> None:
         attempt, worker = self._tasks[task]
         if worker:
-            self._send(worker, (kind, task, attempt, *args))
+            self._send(worker, OfTask(task, attempt, message))
 
     def _resize(self) -> None:
         out = self._ended | self._unjoined
         open_tasks = [task for task, (_, worker) in self._tasks.items() if worker and task not in out]
         for task, window in self._windows.changes(open_tasks):
-            self._send_to_producer(task, "window", window)
+            self._send_to_producer(task, Room(window))
 
     def _report_if_all_read(self) -> None:
         if self._tasks and self._ended.issuperset(self._tasks):

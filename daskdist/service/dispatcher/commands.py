@@ -1,11 +1,39 @@
-"""Requests to the dispatcher of the data service, and the commands that it returns."""
+"""The messages between the dispatcher of the data service, its consumers and the workers.
+
+===================  ====================  ==========================  =================================================
+message              is sent by            is answered by              if the connection is lost
+===================  ====================  ==========================  =================================================
+`Hello`              a consumer            `Welcome`                   the consumer connects again, and says all again
+`Register`           a consumer            `Registered`, `Refusal`     the same
+`Join`               a consumer            `TasksToRead`, or an end    the same
+`AllRead`            a consumer            an end, or more tasks       it joins again, and gets the tasks again
+`Leave`              a consumer            nothing                     the dispatcher takes it for lost
+`JobsAsked`          a program             `Jobs`                      the program gets an error
+`TasksToRead`        the dispatcher        `AllRead`                   the consumer joins again
+`RecordedAsUsed`     the dispatcher        nothing                     others follow
+`WaitsFor`           the dispatcher        nothing                     nothing: it is a line in the log
+`IterationOver`      the dispatcher        nothing: the consumer ends  the consumer joins again, and gets it again
+`GivenUp`            the dispatcher        nothing: the consumer ends  the same
+`StartTask`          the dispatcher        `Progress`, `TaskOver`      the worker is lost: another one gets the task
+`StopTask`           the dispatcher        nothing                     the worker is lost
+`LoseConsumer`       the dispatcher        nothing                     the worker is lost
+`WorkerReady`        a worker              nothing                     the worker is lost
+`Progress`           a worker              nothing                     the worker is lost: elements may be made again
+`TaskOver`           a worker              nothing                     the same
+`ConsumerAway`       a worker              `LoseConsumer` if unknown   the worker is lost
+===================  ====================  ==========================  =================================================
+
+Consumers and programs have a connection to the scheduler, and workers Dask's stream. What the dispatcher sends begins
+with the name of the consumer or the address of the worker that gets it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from daskdist.core.primitive import Epoch
+from daskdist.service.intervals import Pairs
 from daskdist.service.sharding_policy import ShardingPolicy
 
 
@@ -81,8 +109,7 @@ class IterationDraws:
     seeds: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Join:
+class Join(NamedTuple):
     """The request of a consumer to join a job.
 
     Parameters
@@ -101,7 +128,7 @@ class Join:
         The random draws of the iteration, if this consumer is its first.
     host
         The host of the consumer.
-    index
+    consumer_index
         The index of the consumer in coordinated reads.
     is_again
         Whether the consumer had joined before and lost its connection.
@@ -116,7 +143,7 @@ class Join:
     options: JobOptions
     draws: IterationDraws = IterationDraws()
     host: str = ""
-    index: int | None = None
+    consumer_index: int | None = None
     is_again: bool = False
     settings: tuple[Any, ...] | None = None
 
@@ -162,71 +189,147 @@ class TaskSpec:
     settings: tuple[Any, ...] | None = None
 
 
-@dataclass(frozen=True)
-class StartTask:
-    """Order a worker to produce the elements of a task."""
+class Hello(NamedTuple):
+    """The question whether the dispatcher knows a dataset, by its id."""
 
-    worker: str
-    spec: TaskSpec
+    dataset: str
 
 
-@dataclass(frozen=True)
-class StopTask:
-    """Order a worker to end a task."""
+class Welcome(NamedTuple):
+    """The pickled `DatasetFacts` of a dataset, None if it is unknown, and whether the dispatcher keeps its state."""
 
-    worker: str
-    task: str
-
-
-@dataclass(frozen=True)
-class LoseConsumer:
-    """Report to a worker that a consumer of a task is gone; ``done`` has what it used, None if it was lost."""
-
-    worker: str
-    task: str
-    consumer: str
-    done: tuple[tuple[int, int], ...] | None = None
+    facts: Any
+    is_kept: bool
 
 
-@dataclass(frozen=True)
-class SendTasks:
-    """Send a consumer all unfinished tasks, as ``(task, attempt, worker)``; "" if a task waits for a worker."""
+class Register(NamedTuple):
+    """The request to register a dataset."""
+
+    entry: DatasetEntry
+
+
+class Registered(NamedTuple):
+    """The id of a dataset that is registered now."""
+
+    dataset: str
+
+
+class Refusal(NamedTuple):
+    """The reason why a request is refused."""
+
+    message: str
+
+
+class Leave(NamedTuple):
+    """The end of a consumer, and the elements that it has used, by task, as far as they may not be recorded."""
+
+    name: str
+    done: dict[str, Pairs]
+
+
+class AllRead(NamedTuple):
+    """A consumer has read all tasks of the `TasksToRead` of a number to their end."""
+
+    name: str
+    number: int
+
+
+class JobsAsked(NamedTuple):
+    """The question for the status of all jobs."""
+
+
+class Jobs(NamedTuple):
+    """The addresses of the workers, and the `JobStatus` of each iteration."""
+
+    workers: list[str]
+    jobs: list[Any]
+
+
+class TasksToRead(NamedTuple):
+    """All unfinished tasks of a consumer, as ``(task, attempt, worker)``; "" if a task waits for a worker."""
 
     consumer: str
     tasks: tuple[tuple[str, int, str], ...]
     number: int
 
 
-@dataclass(frozen=True)
-class SendEnd:
-    """Report to a consumer that its iteration is over; ``was_over`` if it was over before the consumer joined."""
-
-    consumer: str
-    was_over: bool = False
-
-
-@dataclass(frozen=True)
-class SendWaiting:
-    """Report to a consumer what it is waiting for."""
-
-    consumer: str
-    message: str
-
-
-@dataclass(frozen=True)
-class SendFailure:
-    """Report to a consumer why its iteration is given up."""
-
-    consumer: str
-    message: str
-
-
-@dataclass(frozen=True)
-class SendRecorded:
-    """Report to a consumer which elements are recorded as used: ``(task, pairs)``; some may be left out."""
+class RecordedAsUsed(NamedTuple):
+    """Elements that are recorded as used: ``(task, pairs)``; some may be left out."""
 
     consumer: str
     tasks: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 
 
-Command = StartTask | StopTask | LoseConsumer | SendTasks | SendEnd | SendWaiting | SendFailure | SendRecorded
+class WaitsFor(NamedTuple):
+    """The worker or the consumers that a consumer is waiting for."""
+
+    consumer: str
+    message: str
+
+
+class IterationOver(NamedTuple):
+    """The end of an iteration; ``was_over`` if it was over before the consumer joined."""
+
+    consumer: str
+    was_over: bool = False
+
+
+class GivenUp(NamedTuple):
+    """The reason why an iteration is given up."""
+
+    consumer: str
+    message: str
+
+
+class StartTask(NamedTuple):
+    """Produce the elements of a task; ``dataset`` has the pickled dataset if the worker has not got it before."""
+
+    worker: str
+    spec: TaskSpec
+    dataset: bytes | None = None
+
+
+class StopTask(NamedTuple):
+    """End a task."""
+
+    worker: str
+    task: str
+
+
+class LoseConsumer(NamedTuple):
+    """A consumer of a task, or of all if None, is gone; ``done`` has what it used, None if it was lost."""
+
+    worker: str
+    task: str | None
+    consumer: str
+    done: Pairs | None = None
+
+
+class WorkerReady(NamedTuple):
+    """A worker can produce elements."""
+
+
+class Progress(NamedTuple):
+    """Elements that consumers have used since the last report about an attempt of a task."""
+
+    task: str
+    attempt: int
+    pairs: Pairs
+
+
+class TaskOver(NamedTuple):
+    """All elements of a task were used."""
+
+    task: str
+    attempt: int
+
+
+class ConsumerAway(NamedTuple):
+    """The connection of a consumer to a worker has ended."""
+
+    consumer: str
+
+
+ToConsumer = TasksToRead | RecordedAsUsed | WaitsFor | IterationOver | GivenUp
+ToWorker = StartTask | StopTask | LoseConsumer
+Command = ToConsumer | ToWorker

@@ -12,17 +12,23 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from daskdist.service.dispatcher.commands import (
+    AllRead,
     Command,
+    ConsumerAway,
     DatasetEntry,
+    GivenUp,
+    IterationOver,
     Join,
+    Leave,
     LoseConsumer,
-    SendEnd,
-    SendFailure,
-    SendRecorded,
-    SendTasks,
-    SendWaiting,
+    Progress,
+    RecordedAsUsed,
     StartTask,
     StopTask,
+    TaskOver,
+    TasksToRead,
+    WaitsFor,
+    WorkerReady,
 )
 from daskdist.service.dispatcher.jobs import (
     LEASES_A_WORKER,
@@ -96,6 +102,26 @@ class Dispatcher:
         self._away: dict[str, float] = {}
         # The changes to be kept, by key; None for a key that was removed.
         self._changed: dict[Key, Any] = {}
+
+    def heard(self, message: Any, worker: str = "", host: str = "") -> list[Command]:
+        """Handle a message of a consumer, or of a worker at an address."""
+        match message:
+            case Join():
+                return self.joined(message)
+            case AllRead(name, number):
+                return self.read_all(name, number)
+            case Leave(name, done):
+                return self.left(name, done)
+            case WorkerReady():
+                return self.worker_joined(worker, host)
+            case Progress(task, attempt, pairs):
+                return self.progressed(task, attempt, pairs)
+            case TaskOver(task, attempt):
+                return self.task_done(task, attempt)
+            case ConsumerAway(name) if not self.knows(name):
+                # The consumer had left before the worker heard of it.
+                return [LoseConsumer(worker, None, name, ())]
+        return []
 
     # --- datasets ---
 
@@ -172,7 +198,7 @@ class Dispatcher:
         )
         stops = self._stop(iteration)
         self._note_change(iteration)
-        return stops + [SendFailure(name, iteration.failure) for name in iteration.consumers]
+        return stops + [GivenUp(name, iteration.failure) for name in iteration.consumers]
 
     # --- consumers ---
 
@@ -191,7 +217,7 @@ class Dispatcher:
             )
         job = self._job_of(join)
         if join.iteration in job.over:
-            return [SendEnd(join.name, was_over=True)]
+            return [IterationOver(join.name, was_over=True)]
         if join.iteration in job.removed:
             raise Refused(
                 f"the iteration {join.iteration} of the job {job.name!r} was removed, as no consumer had read it for "
@@ -199,10 +225,12 @@ class Dispatcher:
             )
         begun = Iteration(job, join.iteration, join.draws, (0, self._clock()), join.settings)
         iteration = job.iterations.setdefault(join.iteration, begun)
-        if join.index is not None:
-            taken = [consumer for consumer in iteration.consumers.values() if consumer.join.index == join.index]
-            if taken and taken[0].join.name != join.name:
-                raise Refused(f"consumer_index {join.index} is taken by another consumer of the job {job.name!r}")
+        if join.consumer_index is not None:
+            names = {consumer.join.consumer_index: consumer.join.name for consumer in iteration.consumers.values()}
+            if names.get(join.consumer_index, join.name) != join.name:
+                raise Refused(
+                    f"consumer_index {join.consumer_index} is taken by another consumer of the job {job.name!r}"
+                )
         consumer = JobConsumer(join, iteration)
         self._consumers[join.name] = iteration.consumers[join.name] = consumer
         self._away.pop(join.name, None)
@@ -210,9 +238,9 @@ class Dispatcher:
         self._note_change(iteration)
         self._forget_over(job)
         if iteration.failure:
-            return [SendFailure(join.name, iteration.failure)]
+            return [GivenUp(join.name, iteration.failure)]
         if iteration.is_over:
-            return [SendEnd(join.name, was_over=not join.is_again)]
+            return [IterationOver(join.name, was_over=not join.is_again)]
         return self._assign(iteration) + self._send_tasks(consumer)
 
     def left(self, name: str, done: Mapping[str, Pairs] | None = None) -> list[Command]:
@@ -261,7 +289,7 @@ class Dispatcher:
         if iteration.can_lease:
             # The consumer waits for elements that others have not acknowledged.
             return self._assign(iteration, num_more=1)
-        return [SendEnd(name)] if iteration.count and not iteration.waiting else []
+        return [IterationOver(name)] if iteration.count and not iteration.waiting else []
 
     # --- tasks ---
 
@@ -337,7 +365,7 @@ class Dispatcher:
         tasks = [
             (task.id, tuple(task.done.first(_MOST_RECORDED))) for task in iteration.tasks.values() if len(task.done)
         ]
-        return [SendRecorded(name, tuple(tasks)) for name in iteration.consumers] if tasks else []
+        return [RecordedAsUsed(name, tuple(tasks)) for name in iteration.consumers] if tasks else []
 
     def _warnings(self, iteration: Iteration, now: float) -> list[Command]:
         reason = self._waits_for(iteration)
@@ -345,7 +373,7 @@ class Dispatcher:
             iteration.waits_for, iteration.waits_since = reason, now
         elif reason and iteration.waits_since is not None and now - iteration.waits_since >= WARN_AFTER_S:
             iteration.waits_since = None
-            return [SendWaiting(name, reason) for name in iteration.consumers]
+            return [WaitsFor(name, reason) for name in iteration.consumers]
         return []
 
     def _waits_for(self, iteration: Iteration) -> str:
@@ -357,7 +385,7 @@ class Dispatcher:
             return "" if self._eligible(iteration.job) else f"no worker is on the host {iteration.job.host}"
         num_consumers = iteration.job.options.num_consumers
         if num_consumers is not None:
-            present = {consumer.join.index for consumer in iteration.consumers.values()}
+            present = {consumer.join.consumer_index for consumer in iteration.consumers.values()}
             missing = [str(index) for index in range(num_consumers) if index not in present]
             if missing:
                 return f"the consumers of consumer_index {', '.join(missing)} are missing"
@@ -474,7 +502,7 @@ class Dispatcher:
         self._num_messages += 1
         consumer.message_number = self._num_messages
         return [
-            SendTasks(
+            TasksToRead(
                 consumer.join.name,
                 tuple((task.id, task.attempt, task.worker or "") for task in tasks),
                 self._num_messages,
@@ -482,7 +510,7 @@ class Dispatcher:
         ]
 
     def _end_if_over(self, iteration: Iteration) -> list[Command]:
-        return [SendEnd(name) for name in iteration.consumers] if iteration.is_over else []
+        return [IterationOver(name) for name in iteration.consumers] if iteration.is_over else []
 
     def _stop(self, iteration: Iteration) -> list[Command]:
         running = iteration.running

@@ -22,16 +22,17 @@ from daskdist.dashboard.scheduler_plugin import dashboard_of
 from daskdist.execute.paused_workers import MOST_LOSSES
 from daskdist.service.dispatcher.commands import (
     Command,
-    DatasetEntry,
+    Hello,
+    Jobs,
+    JobsAsked,
     Join,
     LoseConsumer,
-    SendEnd,
-    SendFailure,
-    SendRecorded,
-    SendTasks,
-    SendWaiting,
+    Refusal,
+    Register,
+    Registered,
     StartTask,
     StopTask,
+    Welcome,
 )
 from daskdist.service.dispatcher.dispatcher import Dispatcher, Refused
 from daskdist.service.dispatcher.journal import Journal
@@ -167,16 +168,8 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         return True
 
     def _event(self, event: bytes, worker: str) -> None:
-        kind, *args = pickle.loads(event)
-        if kind == "ready":
-            self._carry_out(self.dispatcher.worker_joined(worker, self._scheduler.workers[worker].host))
-        elif kind == "progress":
-            self._carry_out(self.dispatcher.progressed(*args))
-        elif kind == "done":
-            self._carry_out(self.dispatcher.task_done(*args))
-        elif kind == "away" and not self.dispatcher.knows(*args):
-            # The consumer had left before the worker heard of it.
-            self._to_worker(worker, "lose_all", *args)
+        if worker in self._scheduler.workers:
+            self._carry_out(self.dispatcher.heard(pickle.loads(event), worker, self._scheduler.workers[worker].host))
 
     async def _serve(self, comm: Comm) -> Any:
         names: set[str] = set()
@@ -184,14 +177,14 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         writing = asyncio.ensure_future(_write(comm, queue))
         try:
             while True:
-                kind, *args = await receive(comm)
+                message = await receive(comm)
                 try:
-                    if kind == "status":
-                        queue.put_nowait(("status", list(self.dispatcher.workers), await self._statuses()))
+                    if isinstance(message, JobsAsked):
+                        queue.put_nowait(Jobs(list(self.dispatcher.workers), await self._statuses()))
                     else:
-                        self._request(kind, args, queue, names)
+                        self._request(message, queue, names)
                 except Refused as error:
-                    queue.put_nowait(("refused", str(error)))
+                    queue.put_nowait(Refusal(str(error)))
         except (CommClosedError, OSError):
             pass
         finally:
@@ -216,26 +209,21 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
                 reports.update(report)
         return [job_status(iteration, reports) for iteration in self.dispatcher.iterations()]
 
-    def _request(self, kind: str, args: list[Any], queue: asyncio.Queue[Any], names: set[str]) -> None:
+    def _request(self, message: Any, queue: asyncio.Queue[Any], names: set[str]) -> None:
         dispatcher = self.dispatcher
-        if kind == "hello":
-            (dataset,) = args
-            known = dispatcher.datasets.get(dataset)
-            is_kept = self._journal is not None
-            queue.put_nowait(("welcome", known and known.facts, is_kept))
-        elif kind == "register":
-            entry: DatasetEntry = args[0]
-            dispatcher.register(entry)
-            queue.put_nowait(("registered", entry.id))
-        elif kind == "join":
-            join: Join = args[0]
-            self._comms[join.name] = queue
-            names.add(join.name)
-            self._carry_out(dispatcher.joined(join))
-        elif kind == "leave":
-            self._carry_out(dispatcher.left(*args))
-        elif kind == "read_all":
-            self._carry_out(dispatcher.read_all(*args))
+        match message:
+            case Hello(dataset):
+                known = dispatcher.datasets.get(dataset)
+                queue.put_nowait(Welcome(known and known.facts, self._journal is not None))
+            case Register(entry):
+                dispatcher.register(entry)
+                queue.put_nowait(Registered(entry.id))
+            case Join(name):
+                self._comms[name] = queue
+                names.add(name)
+                self._carry_out(dispatcher.heard(message))
+            case _:
+                self._carry_out(dispatcher.heard(message))
 
     def _carry_out(self, commands: list[Command]) -> None:
         if self._journal is None:
@@ -246,35 +234,17 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
 
     def _carry_out_now(self, commands: list[Command]) -> None:
         for command in commands:
-            match command:
-                case StartTask(worker, spec):
-                    has = self._sent[worker]
-                    pickled = None if spec.dataset in has else self.dispatcher.datasets[spec.dataset].pickle
-                    has.add(spec.dataset)
-                    self._to_worker(worker, "start", spec, pickled)
-                case StopTask(worker, task):
-                    self._to_worker(worker, "stop", task)
-                case LoseConsumer(worker, task, consumer, done):
-                    self._to_worker(worker, "lose", task, consumer, done)
-                case SendTasks(consumer, tasks, number):
-                    self._to_consumer(consumer, "tasks", tasks, number)
-                case SendEnd(consumer, was_over):
-                    self._to_consumer(consumer, "end", was_over)
-                case SendFailure(consumer, message):
-                    self._to_consumer(consumer, "failed", message)
-                case SendWaiting(consumer, message):
-                    self._to_consumer(consumer, "waiting", message)
-                case SendRecorded(consumer, tasks):
-                    self._to_consumer(consumer, "recorded", tasks)
-
-    def _to_worker(self, worker: str, *command: Any) -> None:
-        if worker in self._scheduler.stream_comms:
-            self._scheduler.worker_send(worker, {"op": COMMAND_OPERATION, "command": pickle.dumps(command)})
-
-    def _to_consumer(self, consumer: str, *message: Any) -> None:
-        queue = self._comms.get(consumer)
-        if queue is not None:
-            queue.put_nowait(message)
+            if isinstance(command, StartTask):
+                has = self._sent[command.worker]
+                if command.spec.dataset not in has:
+                    command = command._replace(dataset=self.dispatcher.datasets[command.spec.dataset].pickle)
+                has.add(command.spec.dataset)
+            if not isinstance(command, StartTask | StopTask | LoseConsumer):
+                if (queue := self._comms.get(command.consumer)) is not None:
+                    queue.put_nowait(command)
+            elif command.worker in self._scheduler.stream_comms:
+                message = {"op": COMMAND_OPERATION, "command": pickle.dumps(command)}
+                self._scheduler.worker_send(command.worker, message)
 
 
 async def _write(comm: Comm, queue: asyncio.Queue[Any]) -> None:

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from daskdist.errors import ArgumentError
 from daskdist.service.intervals import Intervals, Pairs
-from daskdist.service.worker.delivery import (
-    Action,
-    Consumer,
-    Delivery,
-    Done,
-    End,
-    Forget,
-    PartSizes,
-    Send,
-    has_room,
-)
+from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, PartSizes, Send, has_room
+from daskdist.service.worker.task_messages import End
 
 
 class CoordinatedReads(Delivery):

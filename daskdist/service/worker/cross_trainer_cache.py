@@ -6,18 +6,8 @@ from bisect import bisect_right
 from collections import defaultdict
 
 from daskdist.service.intervals import Intervals, Pairs
-from daskdist.service.worker.delivery import (
-    Action,
-    Confirm,
-    Consumer,
-    Delivery,
-    Done,
-    End,
-    Forget,
-    Passed,
-    Send,
-    has_room,
-)
+from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, Send, has_room
+from daskdist.service.worker.task_messages import Confirm, End, Passed
 
 
 class SharedCache(Delivery):

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from daskdist.service.intervals import Intervals, Pairs
+from daskdist.service.worker.task_messages import Confirm, End, Passed, Recall, Withdraw
 
 
 @dataclass(frozen=True)
@@ -20,44 +21,6 @@ class Send:
     consumer: str
     first: int
     stop: int
-
-
-@dataclass(frozen=True)
-class Recall:
-    """Ask a consumer to give back the elements that it has not passed to its program."""
-
-    consumer: str
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Order a consumer that was away to drop elements that went to others meanwhile."""
-
-    consumer: str
-    pairs: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Confirm:
-    """Report to a consumer which elements are recorded here as used, so that it need not report them again."""
-
-    consumer: str
-    pairs: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Passed:
-    """Report to a consumer how many elements it missed because it was too slow."""
-
-    consumer: str
-    num_elements: int
-
-
-@dataclass(frozen=True)
-class End:
-    """Report to a consumer that it gets no more elements from this task."""
-
-    consumer: str
 
 
 @dataclass(frozen=True)

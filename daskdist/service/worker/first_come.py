@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from daskdist.service.intervals import Intervals, Pairs
-from daskdist.service.worker.delivery import (
-    Action,
-    Consumer,
-    Delivery,
-    Done,
-    End,
-    Forget,
-    PartSizes,
-    Recall,
-    Send,
-    Withdraw,
-    has_room,
-)
+from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, PartSizes, Send, has_room
+from daskdist.service.worker.task_messages import End, Recall, Withdraw
 
 
 class FirstCome(Delivery):

@@ -28,26 +28,15 @@ from daskdist.passes.autoshard import autoshard
 from daskdist.passes.independent_pieces import pieces_of
 from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, with_drawn
-from daskdist.service.dispatcher.commands import TaskSpec
+from daskdist.service.dispatcher.commands import Progress, TaskOver, TaskSpec
 from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.coordinated_reads import CoordinatedReads
 from daskdist.service.worker.cross_trainer_cache import SharedCache
-from daskdist.service.worker.delivery import (
-    Action,
-    Confirm,
-    Consumer,
-    Delivery,
-    Done,
-    End,
-    Forget,
-    Passed,
-    Recall,
-    Send,
-    Withdraw,
-)
+from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, Send
 from daskdist.service.worker.first_come import FirstCome
 from daskdist.service.worker.pickled_dataset import PickledDataset
+from daskdist.service.worker.task_messages import Computing, End, GivenBack, OfTask, Room, SentRows, Used
 from daskdist.sharding import AutoShardPolicy
 
 logger: Final = logging.getLogger("daskdist")
@@ -90,7 +79,7 @@ class Producer:
     send
         Sends a message to a consumer of a name.
     notify
-        Sends the dispatcher ``("progress", pairs)`` or ``("done",)``.
+        Sends the dispatcher a `Progress` or a `TaskOver`.
     fetch
         Gets results that the cluster holds, for a worker that computes the elements itself.
     """
@@ -178,29 +167,27 @@ class Producer:
         try:
             actions = self.delivery.joined(consumer, done)
         except ArgumentError as error:
-            self._send_to(consumer.name, "failed", Failure.of(error))
+            self._send_to(consumer.name, Failure.of(error))
             return
-        self._send_to(consumer.name, "window", consumer.window_elements)
+        self._send_to(consumer.name, Room(consumer.window_elements))
         self._carry_out(actions)
 
-    def resize(self, name: str, window_elements: int) -> None:
-        """Set how many elements may be in flight to a consumer, and confirm that to it."""
-        self._send_to(name, "window", window_elements)
-        self._carry_out(self.delivery.resized(name, window_elements))
+    def message(self, name: str, message: Room | Used | GivenBack) -> None:
+        """Handle a message of a consumer that has joined."""
+        match message:
+            case Used(pairs):
+                self._unreported.update(pairs)
+                self._carry_out(self.delivery.acknowledged(name, pairs))
+            case GivenBack(pairs):
+                self._carry_out(self.delivery.returned(name, pairs))
+            case Room(window_elements):
+                self._send_to(name, message)
+                self._carry_out(self.delivery.resized(name, window_elements))
 
     def miss(self, name: str) -> None:
         """Record that the connection of a consumer broke; it may join again."""
         self.delivery.away(name)
         self._carry_out([])
-
-    def acknowledge(self, name: str, pairs: Pairs) -> None:
-        """Record the elements that a consumer has used."""
-        self._unreported.update(pairs)
-        self._carry_out(self.delivery.acknowledged(name, pairs))
-
-    def return_elements(self, name: str, pairs: Pairs) -> None:
-        """Record the elements that a consumer returns."""
-        self._carry_out(self.delivery.returned(name, pairs))
 
     def lose(self, name: str, done: Pairs | None = None) -> None:
         """Remove a consumer; ``done`` has the elements it used if it left, and is None if it was lost."""
@@ -219,14 +206,14 @@ class Producer:
             # Calls that hang end here, with an error, and not the waits of consumers.
             for consumer in self.delivery.consumers:
                 if not len(consumer.held):
-                    self._send_to(consumer.name, "computing")
+                    self._send_to(consumer.name, Computing())
         self.report()
 
     def report(self) -> None:
         """Report to the dispatcher which elements were acknowledged since the last report."""
         pairs, self._unreported = list(self._unreported), Intervals()
         if pairs and not self.is_done:
-            self._notify("progress", self.spec, pairs)
+            self._notify(Progress(self.spec.id, self.spec.attempt, pairs))
 
     def stop(self) -> None:
         """Stop the thread and free all elements, without waiting."""
@@ -235,33 +222,26 @@ class Producer:
         with self._room:
             self._room.notify_all()
 
-    def _send_to(self, name: str, kind: str, *args: Any) -> None:
-        self._send(name, (kind, self.spec.id, self.spec.attempt, *args))
+    def _send_to(self, name: str, message: Any) -> None:
+        self._send(name, OfTask(self.spec.id, self.spec.attempt, message))
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(name, first, stop):
                     for begin, rows in self._rows(first, stop):
-                        self._send_to(name, "rows", begin, rows)
+                        self._send_to(name, SentRows(begin, rows))
                 case Forget(first, stop):
                     self._forget(first, stop)
-                case Recall(name):
-                    self._send_to(name, "recall")
-                case Withdraw(name, pairs):
-                    self._send_to(name, "withdraw", pairs)
-                case Confirm(name, pairs):
-                    self._send_to(name, "recorded", pairs)
-                case Passed(name, num_elements):
-                    self._send_to(name, "passed", num_elements)
+                case Done():
+                    if self.failure is None:
+                        self.report()
+                        self.is_done = True
+                        self._notify(TaskOver(self.spec.id, self.spec.attempt))
                 case End(name) if self.failure is not None:
-                    self._send_to(name, "failed", self.failure)
-                case End(name):
-                    self._send_to(name, "end")
-                case Done() if self.failure is None:
-                    self.report()
-                    self.is_done = True
-                    self._notify("done", self.spec)
+                    self._send_to(name, self.failure)
+                case message:
+                    self._send_to(message.consumer, message)
         with self._room:
             self._is_wanted = self.delivery.is_wanted
             self._room.notify_all()

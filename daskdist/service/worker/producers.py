@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from daskdist.service.dispatcher.commands import TaskSpec
+from daskdist.service.dispatcher.commands import LoseConsumer, StartTask, StopTask, TaskSpec, ToWorker
 from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.worker.delivery import Consumer
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
+from daskdist.service.worker.task_messages import JoinTask, OfTask, Room, Used
 
 
 class Producers:
@@ -27,9 +27,20 @@ class Producers:
         self.producers: dict[str, Producer] = {}
         # By connected consumer: its requests for tasks that have not started here yet, by task and attempt.
         self._connected: set[str] = set()
-        self._early: dict[tuple[str, int], dict[str, tuple[Consumer, Pairs]]] = {}
+        self._early: dict[tuple[str, int], dict[str, tuple[Consumer, list[tuple[int, int]]]]] = {}
 
     # --- the dispatcher ---
+
+    def command(self, message: ToWorker) -> Producer | None:
+        """Handle a message of the dispatcher; return the producer of a task that is to be started."""
+        match message:
+            case StartTask(_, spec, dataset):
+                return self.start(spec, dataset)
+            case StopTask(_, task):
+                self.stop(task)
+            case LoseConsumer(_, task, consumer, done):
+                self.lose(task, consumer, done)
+        return None
 
     def start(self, spec: TaskSpec, pickled: bytes | None) -> Producer:
         """Start a task, or another attempt of it."""
@@ -52,16 +63,16 @@ class Producers:
             if all(other.spec.dataset != dataset for other in self.producers.values()):
                 self._datasets[dataset].forget_node()
 
-    def lose(self, task: str, consumer: str, done: Pairs | None = None) -> None:
-        """Remove a consumer of a task; ``done`` has the elements it used if it left, and is None if it was lost."""
-        if task in self.producers:
-            self.producers[task].lose(consumer, done)
+    def lose(self, task: str | None, consumer: str, done: Pairs | None = None) -> None:
+        """Remove a consumer of a task; ``done`` has the elements it used if it left, and is None if it was lost.
 
-    def lose_all(self, consumer: str) -> None:
-        """Remove a consumer, which the dispatcher does not know, from all tasks."""
-        if consumer not in self._connected:
-            for task in list(self.producers):
-                self.lose(task, consumer, [])
+        If the task is None, remove it from all, as the dispatcher does not know it, unless it has connected again.
+        """
+        if task is None and consumer in self._connected:
+            return
+        for producer in list(self.producers.values()):
+            if task in (None, producer.spec.id):
+                producer.lose(consumer, done)
 
     # --- consumers ---
 
@@ -80,31 +91,26 @@ class Producers:
         for producer in list(self.producers.values()):
             producer.miss(consumer)
 
-    def message(self, consumer: str, kind: str, task: str, attempt: int, *args: Any) -> None:
+    def message(self, consumer: str, about: OfTask) -> None:
         """Handle a message of a consumer; ignore messages about earlier attempts."""
+        task, attempt, message = about
         producer = self.producers.get(task)
         is_there = producer is not None and producer.spec.attempt == attempt
-        if kind == "join":
-            joining, held, done = args
-            asked = Consumer(**joining, held=Intervals(held))
+        if isinstance(message, JoinTask):
+            asked = Consumer(**message.consumer, held=Intervals(message.held))
             if producer is not None and is_there:
-                producer.join(asked, done)
+                producer.join(asked, message.done)
             else:
-                self._early.setdefault((task, attempt), {})[consumer] = asked, list(done)
+                self._early.setdefault((task, attempt), {})[consumer] = asked, list(message.done)
         elif producer is not None and is_there:
-            act: dict[str, Any] = {
-                "ack": producer.acknowledge,
-                "return": producer.return_elements,
-                "window": producer.resize,
-            }
-            act[kind](consumer, *args)
+            producer.message(consumer, message)
         elif consumer in self._early.get((task, attempt), {}):
             early, done = self._early[task, attempt][consumer]
-            if kind == "window":
-                early.window_elements = args[0]
-            elif kind == "ack":
-                early.held.difference_update(args[0])
-                done += args[0]
+            if isinstance(message, Room):
+                early.window_elements = message.num_elements
+            elif isinstance(message, Used):
+                early.held.difference_update(message.pairs)
+                done += message.pairs
 
     def reports(self) -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
         """Return the reports on the tasks, as in `daskdist.service.dispatcher.status.Reports`."""

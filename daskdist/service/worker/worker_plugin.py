@@ -18,7 +18,7 @@ from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.link import Link
 from daskdist.service.compression import compress
-from daskdist.service.dispatcher.commands import TaskSpec
+from daskdist.service.dispatcher.commands import ConsumerAway, Progress, TaskOver, TaskSpec, WorkerReady
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION, REPORT_OPERATION
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
@@ -45,7 +45,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         worker.handlers[REPORT_OPERATION] = self.tasks.reports
         worker.stream_handlers[COMMAND_OPERATION] = self._command
         self._ticking = asyncio.ensure_future(self._tick())
-        self._send_event(("ready",))
+        self._send_event(WorkerReady())
 
     def teardown(self, worker: Worker) -> None:
         """End all producers."""
@@ -66,26 +66,18 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
     # --- commands of the dispatcher ---
 
     def _command(self, command: bytes) -> None:
-        name, *args = pickle.loads(command)
-        functions: dict[str, Any] = {
-            "start": self._start,
-            "stop": self.tasks.stop,
-            "lose": self.tasks.lose,
-            "lose_all": self.tasks.lose_all,
-        }
-        functions[name](*args)
-
-    def _start(self, spec: TaskSpec, pickled: bytes | None) -> None:
-        self.tasks.start(spec, pickled).start()
+        producer = self.tasks.command(pickle.loads(command))
+        if producer is not None:
+            producer.start()
 
     def _producer(self, spec: TaskSpec, dataset: PickledDataset) -> Producer:
         fetch = WorkerFetch(self._worker)
         return Producer(spec, dataset, self._client, self._call_soon, self._send, self._note, fetch)
 
-    def _note(self, event: str, spec: TaskSpec, *args: Any) -> None:
-        self._send_event((event, spec.id, spec.attempt, *args))
-        if event == "done":
-            self.tasks.stop(spec.id)
+    def _note(self, event: Progress | TaskOver) -> None:
+        self._send_event(event)
+        if isinstance(event, TaskOver):
+            self.tasks.stop(event.task)
 
     def _client(self) -> Client:
         worker = self._worker
@@ -138,13 +130,13 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
             if self._number_of(consumer) == number:
                 del self._links[consumer]
                 self.tasks.disconnected(consumer)
-                self._send_event(("away", consumer))
+                self._send_event(ConsumerAway(consumer))
 
     def _receive(self, consumer: str, number: int, messages: list[Any]) -> None:
-        for kind, *args in messages:
+        for message in messages:
             if self._number_of(consumer) != number:
                 raise CommClosedError("the consumer has connected again")
-            self.tasks.message(consumer, kind, *args)
+            self.tasks.message(consumer, message)
 
 
 def _unsendable(error: BaseException) -> Failure:
