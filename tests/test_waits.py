@@ -54,7 +54,6 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "service/servers.py": {"stop.wait"},
         "strategy/placement/cluster_resolver.py": {"thread.submit(asyncio.run, greet()).result"},
         "strategy/calls/worker/data_keys.py": {"event.wait"},
-        "strategy/calls/program_report.py": {"self.client.sync"},
     },
     "a method of this package that waits with a limit, or not at all": {
         "execute/stream/bundle_builder.py": {"interpreter.gather"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import importlib.util
 import logging
 import time
@@ -12,6 +10,7 @@ from typing import Any, Final
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from tornado.ioloop import PeriodicCallback
 
 from daskdist.dashboard.figures import REPORT_OPERATION, TIMES_METRIC, DashboardFigures
 from daskdist.dashboard.page import add_page
@@ -32,25 +31,22 @@ class DashboardOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         self.figures = DashboardFigures()
         self._scheduler = scheduler
         scheduler.handlers[REPORT_OPERATION] = self._program_reported
-        self._observing = asyncio.ensure_future(self._observe())
+        self._observing = PeriodicCallback(self._observe, 1000 * _OBSERVE_EVERY_S)
+        self._observing.start()
 
     async def before_close(self) -> None:
         """Stop before the scheduler closes its connections."""
-        self._observing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._observing
+        self._observing.stop()
 
-    async def _observe(self) -> None:
-        while True:
-            await asyncio.sleep(_OBSERVE_EVERY_S)
-            metrics = {address: state.metrics for address, state in self._scheduler.workers.items()}
-            reports = {address: known[TIMES_METRIC] for address, known in metrics.items() if known.get(TIMES_METRIC)}
-            try:
-                self.figures.observe(time.time(), reports)
-            except Exception:
-                # For example, a worker with another version of daskdist.
-                logger.exception("the figures of daskdist's page on the dashboard are out of date")
-                return
+    def _observe(self) -> None:
+        metrics = {address: state.metrics for address, state in self._scheduler.workers.items()}
+        reports = {address: known[TIMES_METRIC] for address, known in metrics.items() if known.get(TIMES_METRIC)}
+        try:
+            self.figures.observe(time.time(), reports)
+        except Exception:
+            # For example, a worker with another version of daskdist.
+            logger.exception("the figures of daskdist's page on the dashboard are out of date")
+            self._observing.stop()
 
     def _program_reported(self, token: str, report: dict[str, Any]) -> None:
         self.figures.program_reported(time.time(), token, report)

@@ -16,6 +16,7 @@ from distributed.comm import Comm, CommClosedError
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
+from tornado.ioloop import PeriodicCallback
 
 from daskdist.config import seconds, setting
 from daskdist.dashboard.scheduler_plugin import dashboard_of
@@ -73,7 +74,8 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self, work_dir: str | None = None, gc_timeout_s: float | None = None) -> None:
         self._work_dir = work_dir
         self._gc_timeout_s = gc_timeout_s
-        self._background: list[asyncio.Task[None]] = []
+        # What keeps the state, once the service is there.
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
         """Accept connections of consumers, and set up all present and future workers to produce elements.
@@ -109,19 +111,21 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         self._has_changes = asyncio.Event()
         scheduler.handlers[PRESENT_OPERATION] = lambda: True
         scheduler.stream_handlers[EVENT_OPERATION] = self._event
-        self._background = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._keep())]
+        self._ticking = PeriodicCallback(lambda: self._carry_out(self.dispatcher.tick()), 1000 * _TICK_EVERY_S)
+        self._ticking.start()
+        self._keeping = asyncio.ensure_future(self._keep())
         dashboard_of(scheduler).service = self.dispatcher
         await scheduler.register_worker_plugin(None, dumps(ServiceOnWorker()), name=NAME, idempotent=False)
 
     async def before_close(self) -> None:
         """Write the state before the scheduler closes the connections of consumers and workers."""
-        if not self._background:
+        if self._keeping is None:
             # The scheduler could not start, or has the service of another plugin.
             return
         self._is_closing = True
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        self._ticking.stop()
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
         await self._write_changes()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
@@ -132,11 +136,6 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             events = scheduler.get_events(worker)
             is_expected = bool(events) and isinstance(events[-1][1], dict) and bool(events[-1][1].get("expected"))
             self._carry_out(self.dispatcher.worker_left(worker, is_expected=is_expected))
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_EVERY_S)
-            self._carry_out(self.dispatcher.tick())
 
     async def _keep(self) -> None:
         # Commands are sent only after the changes they rest on are written, so that a new scheduler knows them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import pickle
 from functools import partial
@@ -12,6 +11,7 @@ from distributed import Client, Worker
 from distributed.comm import Comm, CommClosedError
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
+from tornado.ioloop import PeriodicCallback
 
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.fetch import WorkerFetch
@@ -44,12 +44,13 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         worker.handlers[READ_OPERATION] = self._serve
         worker.handlers[REPORT_OPERATION] = self.tasks.reports
         worker.stream_handlers[COMMAND_OPERATION] = self._command
-        self._ticking = asyncio.ensure_future(self._tick())
+        self._ticking = PeriodicCallback(self.tasks.tick, 1000 * _TICK_EVERY_S)
+        self._ticking.start()
         self._send_event(WorkerReady())
 
     def teardown(self, worker: Worker) -> None:
         """End all producers."""
-        self._ticking.cancel()
+        self._ticking.stop()
         for task in list(self.tasks.producers):
             self.tasks.stop(task)
 
@@ -57,11 +58,6 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         with contextlib.suppress(Exception):
             # `batched_send` would drop messages that are sent before the worker is registered.
             self._worker.batched_stream.send({"op": EVENT_OPERATION, "event": pickle.dumps(event)})
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_EVERY_S)
-            self.tasks.tick()
 
     # --- commands of the dispatcher ---
 

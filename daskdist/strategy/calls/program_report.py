@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from daskdist.config import setting
 from daskdist.dashboard.figures import REPORT_OPERATION
@@ -15,8 +12,6 @@ from daskdist.display.step_times import StepTimes
 from daskdist.execute.stream.local_iterator import times_of
 from daskdist.strategy.calls.stream_set import StreamSet
 from daskdist.strategy.input.iterator import DistributedIterator, ahead_bytes_of
-
-_REPORT_EVERY_S: Final = 1.0
 
 
 class ProgramReport:
@@ -37,7 +32,6 @@ class ProgramReport:
         self._iterators: deque[tuple[StepTimes, weakref.ref[DistributedIterator]]] = deque()
         # The times of iterators that no longer exist.
         self._waiting_s = self._step_s = 0.0
-        self._end_reports: Callable[[], Any] = lambda: None
 
     def add(self, iterator: DistributedIterator) -> None:
         """Include an iterator in the reports, for as long as it lives."""
@@ -78,35 +72,15 @@ class ProgramReport:
         }
 
     def start(self) -> None:
-        """Send reports from now on, until the strategy is closed or nothing refers to this object."""
-        self._end_reports()
-        reference = weakref.ref(self)
-        self._end_reports = self.client.sync(_start, reference)
+        """Send a report with each beat of the streams from now on, while they are open and something refers to this."""
+        self._streams.on_beat = weakref.WeakMethod(self._send)
 
-
-async def _start(reference: weakref.ref[ProgramReport]) -> Callable[[], Any]:
-    reporting = asyncio.ensure_future(_send_reports(reference))
-    end = weakref.finalize(reference(), _cancel, reporting, asyncio.get_running_loop())
-    end.atexit = False
-    return end
-
-
-def _cancel(reporting: asyncio.Task[None], loop: asyncio.AbstractEventLoop) -> None:
-    # Called by the garbage collector, in any thread.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(reporting.cancel)
-
-
-async def _send_reports(reference: weakref.ref[ProgramReport]) -> None:
-    while True:
-        await asyncio.sleep(_REPORT_EVERY_S)
-        report = reference()
-        if report is None:
-            return
+    async def _send(self) -> None:
+        streams, started = self._streams, self._streams.on_beat
         try:
-            token, content, scheduler = report.token, report.content(), report.client.scheduler
-            del report
-            await getattr(scheduler, REPORT_OPERATION)(token=token, report=content)
+            report = getattr(self.client.scheduler, REPORT_OPERATION)
+            await report(token=self.token, report=self.content())
         except Exception:
-            # The strategy is closed, or the scheduler is gone.
-            return
+            # The strategy is closed, or the scheduler is gone. Another one may have been found meanwhile.
+            if streams.on_beat is started:
+                streams.on_beat = lambda: None

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from distributed import Client
 from distributed.comm import Comm, connect
+from tornado.ioloop import PeriodicCallback
 
 from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError
@@ -143,11 +144,11 @@ def close_all(streams: Iterable[StepStream]) -> None:
         stream.close()
 
 
-def close_all_soon(streams: Iterable[StepStream], beat: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
-    """Close streams, and end the task that checks them; called by the garbage collector, in any thread."""
+def close_all_soon(streams: Iterable[StepStream], beat: PeriodicCallback, loop: asyncio.AbstractEventLoop) -> None:
+    """Close streams, and end what checks them; called by the garbage collector, in any thread."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(close_all, streams)
-        loop.call_soon_threadsafe(beat.cancel)
+        loop.call_soon_threadsafe(beat.stop)
 
 
 async def connect_to_worker(address: str, client: Client) -> tuple[Comm, bool]:

@@ -12,9 +12,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from distributed import Client
+from tornado.ioloop import PeriodicCallback
 
 from daskdist.config import in_bytes, setting
 from daskdist.errors import ClusterError
@@ -108,8 +110,9 @@ class StreamSet:
         self._waiting: list[Callable[[], bool]] = []
         # Set in any thread; the event loop resets the first, and nothing the others.
         self._is_flush_due = self._is_closed = self.has_broken = False
-        # That of the event loop's pings.
-        self._clock = RunClock(_BEAT_S)
+        # Those of the event loop's pings, and what it does after each; the function is set in any thread.
+        self._clock, self._after_beat = RunClock(_BEAT_S), set[asyncio.Future[Any]]()
+        self.on_beat: Callable[[], Callable[[], Any] | None] = lambda: None
         # The time at which a call was last over or lost; set in any thread.
         self._ended_at = time.monotonic()
         self._loop: Any = client.loop.asyncio_loop
@@ -147,7 +150,8 @@ class StreamSet:
                 close_all(opened)
                 raise result
         if not self._streams:
-            self._beating = asyncio.ensure_future(self._beat(reference))
+            self._beating = PeriodicCallback(partial(StreamSet._beat, reference), 1000 * _BEAT_S)
+            self._beating.start()
         # Close the streams when nothing refers to them or to their results.
         weakref.finalize(self, close_all_soon, opened, self._beating, self._loop).atexit = False
         for stream in opened:
@@ -583,14 +587,14 @@ class StreamSet:
             log.validate()
 
     @staticmethod
-    async def _beat(reference: weakref.ref[StreamSet]) -> None:
-        while True:
-            await asyncio.sleep(_BEAT_S)
-            streams = reference()
-            if streams is None:
-                return
+    def _beat(reference: weakref.ref[StreamSet]) -> None:
+        streams = reference()
+        if streams is not None:
             if streams.connection.is_lost:
                 streams.live_workers.has_lost = True
             streams._flush_in_loop()
             streams._ping()
-            del streams
+            if (after := streams.on_beat()) is not None and not streams._after_beat:
+                task = asyncio.ensure_future(after())
+                streams._after_beat.add(task)
+                task.add_done_callback(streams._after_beat.discard)

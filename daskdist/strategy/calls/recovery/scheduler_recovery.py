@@ -107,23 +107,21 @@ class SchedulerRecovery(WorkerRecovery):
         )
         return group
 
-    def _begun_again(self, group: ReplicaGroup) -> ReplicaGroup:
+    def _begun_again(self, group: ReplicaGroup, num_attempts: int = _MOST_ATTEMPTS) -> ReplicaGroup:
         client = self.client
         why = f"the scheduler at {client.scheduler.address} was lost, and with it all workers"
-        num_attempts = 0
-        while True:
-            num_attempts += 1
-            placed = replace(
-                group, replicas=tuple(self.replacements.take_all(client)), lost_with=why, num_lost=group.num_lost + 1
-            )
-            connected = workers_of(client)
-            try:
-                self._continue_on(placed, why, connected)
-                return placed
-            except (ClusterError, OSError):
-                self.replacements.forget(placed.workers)
-                if num_attempts == _MOST_ATTEMPTS or not self._are_lost(placed.workers, connected):
-                    raise
+        placed = replace(
+            group, replicas=tuple(self.replacements.take_all(client)), lost_with=why, num_lost=group.num_lost + 1
+        )
+        connected = workers_of(client)
+        try:
+            self._continue_on(placed, why, connected)
+            return placed
+        except (ClusterError, OSError):
+            self.replacements.forget(placed.workers)
+            if num_attempts == 1 or not self._are_lost(placed.workers, connected):
+                raise
+        return self._begun_again(group, num_attempts - 1)
 
     def _continue_on(self, group: ReplicaGroup, why: str, connected: Mapping[str, Mapping[str, Any]]) -> None:
         live_workers, streams, before = self.live_workers, self.streams, self.live_workers.present

@@ -71,10 +71,8 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
         num_not_there = 0
         # This wait has no limit of its own: the program, which waits for the call, has one.
         waiting = wait_intervals(lambda: self._name_of(key), None, _MOST_LOOK_S)
-        while True:
+        while key not in worker.data:
             event.clear()
-            if key in worker.data:
-                return worker.data[key]
             try:
                 await asyncio.wait_for(event.wait(), min(look_s, next(waiting)))
                 continue
@@ -89,6 +87,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
             num_not_there = 0 if is_there else num_not_there + 1
             if num_not_there > _MOST_NOT_THERE:
                 raise lost_data_error(key)
+        return worker.data[key]
 
     async def _may_come(self) -> bool:
         # A busy scheduler takes seconds to read the tasks that clients submit, and answers meanwhile.
