@@ -39,8 +39,7 @@ LISTED: dict[str, dict[str, set[str]]] = {
         "service/consumer/consumer.py": {"sending.exception"},
         "service/dispatcher/scheduler_plugin.py": {"writing.exception"},
         "service/messages.py": {"done.exception"},
-        "strategy/calls/worker/data_keys.py": {"gathering.result"},
-        "strategy/calls/stream_set.py": {"done.exception"},
+        "strategy/calls/stream.py": {"done.exception"},
     },
     "the coroutine has a limit, or waits for nothing": {
         "execute/callers/compute_key.py": {"client.gather"},

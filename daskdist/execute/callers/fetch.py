@@ -20,7 +20,7 @@ from daskdist.execute.callers.submit import Submit
 from daskdist.waiting import wait_intervals
 
 # Seconds between two checks of whether the awaited data can still arrive.
-_CHECK_EVERY_S: Final = 1.0
+_CHECK_EVERY_S: Final = 0.5
 _RETRY_EVERY_S: Final = 0.05
 _ENDED: Final = (Status.closing, Status.closed, Status.failed)
 
@@ -118,34 +118,44 @@ class WorkerFetch:
         for within_s in wait_intervals(str(key), "timeouts.data", _RETRY_EVERY_S):
             if key in worker.data:
                 return worker.data[key]
-            other_holders = [address for address in holders if address != worker.address]
-            data = await self._fetch_from(other_holders, key) if other_holders else {}
-            if key in data:
+            data = await fetched(worker, key, [address for address in holders if address != worker.address])
+            if data:
                 return data[key]
             status = (await ask_from_worker(worker, "get_task_status", keys=[key]))[key]
             if status in (None, "released", "forgotten", "erred"):
                 break
             await asyncio.sleep(within_s)
-            holders = await self._holders_of(key)
+            # The scheduler is asked only after the holders known so far no longer have the data.
+            holders = await others_with(worker, key)
         raise lost_data_error(key)
 
-    async def _holders_of(self, key: Any) -> Sequence[str]:
-        # The scheduler is asked only after the holders known so far no longer have the data.
-        who_has: dict[Any, Sequence[str]] = await ask_from_worker(self._worker, "who_has", keys=[key])
-        return who_has.get(key, ())
 
-    async def _fetch_from(self, addresses: Sequence[str], key: Any) -> dict[Any, Any]:
-        worker = self._worker
-        task = asyncio.ensure_future(gather_from_workers({key: addresses}, rpc=worker.rpc, who=worker.address))
+async def others_with(worker: Worker, key: Any) -> list[str]:
+    """Return the other workers that have the data of a key, according to the scheduler."""
+    holders = (await ask_from_worker(worker, "who_has", keys=[key])).get(key, ())
+    return [address for address in holders if address != worker.address]
+
+
+async def fetched(worker: Worker, key: Any, addresses: Sequence[str]) -> dict[Any, Any]:
+    """Return the data of a key that other workers have, by key; nothing if they no longer have it.
+
+    Raises
+    ------
+    ClusterError
+        The data cannot be read here.
+    """
+    if not addresses:
+        return {}
+    task = asyncio.ensure_future(gather_from_workers({key: addresses}, rpc=worker.rpc, who=worker.address))
+    try:
         while not (await asyncio.wait([task], timeout=_CHECK_EVERY_S))[0]:
             # Without this check, Dask would try for a long time to connect to a lost worker.
-            if not set(addresses) & set(await self._holders_of(key)):
-                task.cancel()
+            if not set(addresses) & set(await others_with(worker, key)):
                 return {}
-        data: dict[Any, Any]
-        data, _, failed, _ = task.result()
-        if failed:
-            raise ClusterError(
-                f"{key} is on {', '.join(addresses)} and cannot be read on {worker.address}: see its log"
-            )
-        return data
+    finally:
+        task.cancel()
+    data: dict[Any, Any]
+    data, _, failed, _ = task.result()
+    if failed:
+        raise ClusterError(f"{key} is on {', '.join(addresses)} and cannot be read on {worker.address}: see its log")
+    return data

@@ -23,8 +23,8 @@ message             is sent by                     is answered by               
 `AskValues`         the program, if the worker     `Leaving`                           it is waited for some seconds
                     leaves
 `CallOver`          the worker, for each result    nothing                             the worker's calls are over
-`NeedsData`         the worker, if a task's data   `FailData`, if the task failed      the worker's calls are over
-                    does not come
+`NeedsData`         the worker, while the data of  `FailData`, if the task failed or   the worker's calls are over
+                    a task does not come           is gone
 `NotPassedOn`       the worker, if another one     `FailResult` to that one            the worker's calls are over
                     is not reached
 `Leaving`           the worker, before it ends     nothing                             its values are lost
@@ -158,7 +158,7 @@ class CallOver(NamedTuple):
 
 
 class NeedsData(NamedTuple):
-    """The key of a task whose data does not come."""
+    """The key of a task whose data does not come; sent again and again."""
 
     key: Any
 

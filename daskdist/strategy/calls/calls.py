@@ -294,15 +294,11 @@ def note_lost(records: Iterable[Record], worker: str) -> None:
             places.update(not_over)
 
 
-def futures_in(needs: Any) -> list[Future]:
-    """Return the futures of Dask tasks that a call needs."""
-    return [
-        future
-        for source in _sources(needs)
-        if type(source) is TaskResults
-        for future in source.futures
-        if isinstance(future, Future)
-    ]
+def future_of(key: Any, records: Iterable[Record]) -> Future | None:
+    """Return the future of a task that one of some calls needs; None if none does."""
+    sources = [source for record in records for source in _sources(record.needs) if type(source) is TaskResults]
+    futures = (future for source in sources for future in source.futures)
+    return next((future for future in futures if isinstance(future, Future) and future.key == key), None)
 
 
 def records_in(needs: Any) -> list[Record]:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from distributed import Client
@@ -64,6 +64,8 @@ class StepStream:
         self._broken = broken
         # The numbers of the objects that the worker has.
         self.objects: set[int] = set()
+        # The keys of tasks whose data the worker waits for, while the program looks whether it can come.
+        self.needed: set[Any] = set()
         self.is_open = True
         # The seconds of a silence that was logged; 0 if there is none.
         self._logged_s = 0.0
@@ -149,6 +151,13 @@ def close_all_soon(streams: Iterable[StepStream], beat: PeriodicCallback, loop: 
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(close_all, streams)
         loop.call_soon_threadsafe(beat.stop)
+
+
+def in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+    """Begin some work in the event loop, of which nothing needs the outcome."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 async def connect_to_worker(address: str, client: Client) -> tuple[Comm, bool]:

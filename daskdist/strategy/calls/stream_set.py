@@ -43,12 +43,12 @@ from daskdist.strategy.calls.call_messages import (
     PassOn,
     Running,
 )
-from daskdist.strategy.calls.calls import Call, Record, futures_in, note_lost
+from daskdist.strategy.calls.calls import Call, Record, future_of, note_lost
 from daskdist.strategy.calls.outcomes import Failed, StaysOnWorker
 from daskdist.strategy.calls.recovery.call_log import CallLog
 from daskdist.strategy.calls.recovery.scheduler_connection import SchedulerConnection
 from daskdist.strategy.calls.sent_objects import SentObject
-from daskdist.strategy.calls.stream import StepStream, close_all, close_all_soon
+from daskdist.strategy.calls.stream import StepStream, close_all, close_all_soon, in_background
 from daskdist.strategy.calls.unobserved_failures import UnobservedFailures
 from daskdist.strategy.calls.worker_statuses import check_running_calls, names_of, worker_statuses
 from daskdist.strategy.group import ReplicaGroup
@@ -111,7 +111,8 @@ class StreamSet:
         # Set in any thread; the event loop resets the first, and nothing the others.
         self._is_flush_due = self._is_closed = self.has_broken = False
         # Those of the event loop's pings, and what it does after each; the function is set in any thread.
-        self._clock, self._after_beat = RunClock(_BEAT_S), set[asyncio.Future[Any]]()
+        self._clock = RunClock(_BEAT_S)
+        self._after_beat: asyncio.Future[Any] | None = None
         self.on_beat: Callable[[], Callable[[], Any] | None] = lambda: None
         # The time at which a call was last over or lost; set in any thread.
         self._ended_at = time.monotonic()
@@ -353,27 +354,29 @@ class StreamSet:
                     self._record_outcome(record, place, structure, payload)
             elif kind is Running:
                 stream.running_at, stream.running = message
-            elif kind is NeedsData:
-                task = asyncio.ensure_future(self._report_task_failure(stream, message.key))
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            elif kind is NeedsData and message.key not in stream.needed:
+                in_background(self._report_lost_data(stream, message.key))
             elif kind is Leaving:
                 self.live_workers.note_leaving(stream.address, *(() if message.values is None else (message.values,)))
             elif kind is NotPassedOn:
-                why = f"{stream.address} cannot reach {message.target}: {message.why}"
-                failed = Failed(Failure.of(ClusterError(why)), None)
+                why = ClusterError(f"{stream.address} cannot reach {message.target}: {message.why}")
                 with self.lock:
                     if self._streams[message.target].is_open:
-                        self._streams[message.target].link.append(FailResult(message.number, message.replica, failed))
+                        result = FailResult(message.number, message.replica, Failed(Failure.of(why), None))
+                        self._streams[message.target].link.append(result)
                 self.flush()
         if len(self._dropped) >= _MANY_DROPPED:
             self._flush_in_loop()
         self._wake()
 
-    async def _report_task_failure(self, stream: StepStream, key: Any) -> None:
-        # A worker waits for a task's result, and does not know if the task failed elsewhere.
-        futures = [needed for record in list(self._under_way.values()) for needed in futures_in(record.needs)]
-        future = next((candidate for candidate in futures if candidate.key == key), None)
-        error = None if future is None else await self.live_workers.error_of(self.client, future)
+    async def _report_lost_data(self, stream: StepStream, key: Any) -> None:
+        # A worker waits for a task's result, and does not know if the task failed elsewhere, or is gone.
+        future = future_of(key, list(self._under_way.values()))
+        stream.needed.add(key)
+        try:
+            error = await self.live_workers.error_of(self.client, key, future)
+        finally:
+            stream.needed.discard(key)
         if error is not None:
             with self.lock:
                 if stream.is_open:
@@ -445,11 +448,9 @@ class StreamSet:
         self._waiting.append(is_over)
         try:
             begun_at = time.monotonic()
-            while not self._is_over(is_over, min(_LOOK_EVERY_S, within_s)):
+            while time.monotonic() <= begun_at + within_s and not self._is_over(is_over, min(_LOOK_EVERY_S, within_s)):
                 self.check_open(())
                 self._check_hung(begun_at)
-                if time.monotonic() > begun_at + within_s:
-                    return
         finally:
             self._waiting.remove(is_over)
 
@@ -472,8 +473,7 @@ class StreamSet:
             for stream in self._streams.values():
                 if stream.is_open and stream.beat(passed_s):
                     # Otherwise other workers would wait for tasks on it.
-                    task = asyncio.ensure_future(give_up(self.client, [stream.address]))
-                    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                    in_background(give_up(self.client, [stream.address]))
                 elif stream.is_open and self._under_way:
                     # Whether its replicas continue; a worker that is lost does not acknowledge it.
                     stream.link.append(AskRunning(now))
@@ -594,7 +594,6 @@ class StreamSet:
                 streams.live_workers.has_lost = True
             streams._flush_in_loop()
             streams._ping()
-            if (after := streams.on_beat()) is not None and not streams._after_beat:
-                task = asyncio.ensure_future(after())
-                streams._after_beat.add(task)
-                task.add_done_callback(streams._after_beat.discard)
+            after, before = streams.on_beat(), streams._after_beat
+            if after is not None and (before is None or before.done()):
+                streams._after_beat = in_background(after())

@@ -367,14 +367,16 @@ class StepsOnWorker:
             return promise
 
     async def _bring(self, key: Any, promise: Promise) -> None:
-        # Ask the program, which knows whether the task has failed.
-        asking = self._loop.call_later(0.05, self._send, NeedsData(key))
+        def is_wanted() -> bool:
+            # The program knows whether the task has failed, or is gone.
+            self._send(NeedsData(key))
+            return not promise.is_set
+
         value: Any
         try:
-            value = await self._keys.bring(key)
+            value = await self._keys.bring(key, is_wanted)
         except Exception as error:
             value = Failed(Failure.of(error), None)
-        asking.cancel()
         with self._lock:
             if self._awaited.get(key) is promise:
                 del self._awaited[key]
