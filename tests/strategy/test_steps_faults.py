@@ -272,6 +272,17 @@ def test_a_call_that_is_made_again_waits_for_data_that_failed_before(on_cluster,
     assert set(client.run(waits_again, token).values()) == {(True, False, True)}
 
 
+def test_a_worker_learns_from_the_program_that_data_is_gone(on_cluster, client):
+    async def error_of(token, dask_worker):
+        from daskdist.strategy.calls.worker.worker_streams import steps_of
+
+        failed = await asyncio.to_thread(steps_of(dask_worker, token).awaited("no such key").get)
+        return str(failed.failure.error())
+
+    messages = client.run(error_of, internals_of(on_cluster).group.now.token).values()
+    assert all("no such key is no longer on the cluster" in message for message in messages)
+
+
 def test_values_of_another_strategy_on_the_cluster_are_usable(on_cluster, client):
     def number(x):
         return np.full(3, float(x))
