@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +26,6 @@ from daskdist.strategy.values.variable_contract import VariableContract, variabl
 
 # From this many elements on, each process reduces a part.
 _LARGE_ELEMENTS: Final = 2**16
-# Operators that equal NumPy functions for two floats, but are faster.
-_OPERATORS: Final[dict[Any, Any]] = {np.add: operator.add, np.multiply: operator.mul}
-_FLOATS: Final = frozenset({np.float32, np.float64})
 # Types of numbers that are frequent in loops (losses and counts) -> the conversion to NumPy. Except for means, these
 # numbers are their own partial results.
 _NUMBERS: Final[dict[Any, Any]] = {np.float32: None, np.float64: None, np.int64: None, float: np.float64, int: np.int64}
@@ -68,8 +64,6 @@ class AllReduce:
         replicas = [leaves for leaves, _ in contributions.values()]
         kinds = [type(leaf) for leaves in replicas for leaf in leaves]
         # Equivalent to `Fold` but much faster: loops reduce a few losses and counts in each step.
-        if self._of_floats is not None and _FLOATS.issuperset(kinds):
-            return [((), functools.reduce(self._of_floats, column)) for column in zip(*replicas, strict=True)]
         if self._of_numbers is None or not _NUMBERS.keys() >= set(kinds):
             return self._fold.rows(replicas)
         try:
@@ -89,8 +83,6 @@ class AllReduce:
         return self._fold.partials(partials)
 
     def final(self, partial: Any) -> list[Any]:
-        if self._of_floats is not None and _FLOATS.issuperset([type(value) for _, value in partial]):
-            return [value for _, value in partial]
         if self._of_numbers is not None and all(type(_array(value)) in _NUMBERS for _, value in partial):
             return [self._of_numbers.finalize(value) for _, value in partial]
         leaves: list[Any] = self._last_fold.partials([partial]).leaves
@@ -100,11 +92,6 @@ class AllReduce:
     def _of_numbers(self) -> Reduction | None:
         # Cached, as looking the name up takes as long as the sum.
         return None if self._named is None else self._named.reduction
-
-    @cached_property
-    def _of_floats(self) -> Any:
-        named = self._named
-        return _OPERATORS.get(named.of_two) if named is not None and named.has_own_partials else None
 
     @cached_property
     def _named(self) -> NamedReduction | None:
