@@ -83,7 +83,7 @@ class AllReduce:
         return self._fold.partials(partials)
 
     def final(self, partial: Any) -> list[Any]:
-        if self._of_numbers is not None and all(type(_array(value)) in _NUMBERS for _, value in partial):
+        if self._of_numbers is not None and all(type(array_of(value)) in _NUMBERS for _, value in partial):
             return [self._of_numbers.finalize(value) for _, value in partial]
         leaves: list[Any] = self._last_fold.partials([partial]).leaves
         return leaves
@@ -116,10 +116,10 @@ class AllReduce:
         """Combine two partial results into the arrays of the received one, which nothing else references."""
         function: Any = NAMED[self.op].of_two
         # An array that a replica contributed twice arrives as one object.
-        times = Counter(id(_array(value)) for _, value in partials[received])
+        times = Counter(id(array_of(value)) for _, value in partials[received])
         combined = []
         for (shape, first), (_, other) in zip(*partials, strict=True):
-            a, b = _array(first), _array(other)
+            a, b = array_of(first), array_of(other)
             out = (a, b)[received]
             is_free = times[id(out)] == 1 and out.flags.writeable
             if a.dtype == b.dtype and is_free and not isinstance(first, tuple):
@@ -130,7 +130,7 @@ class AllReduce:
 
     def cut(self, partial: Any, num_parts: int) -> list[Any]:
         """Cut a large partial result into parts, each with a range of every array."""
-        flat = [np.ascontiguousarray(_array(value)).reshape(-1) for _, value in partial]
+        flat = [np.ascontiguousarray(array_of(value)).reshape(-1) for _, value in partial]
         parts = []
         for part in range(num_parts):
             cuts = [array[len(array) * part // num_parts : len(array) * (part + 1) // num_parts] for array in flat]
@@ -141,7 +141,7 @@ class AllReduce:
         """Join parts into the partial result that they were cut from."""
         joined = []
         for place, (shape, _) in enumerate(like):
-            arrays = [_array(part[place][1]) for part in parts]
+            arrays = [array_of(part[place][1]) for part in parts]
             whole = np.empty(math.prod(shape), arrays[0].dtype)
             ends = list(accumulate(map(len, arrays)))
             for array, end in zip(arrays, ends, strict=True):
@@ -150,8 +150,8 @@ class AllReduce:
         return joined
 
 
-def _array(partial: Any) -> Any:
-    # The partial result of a mean is a total, a count and a dtype.
+def array_of(partial: Any) -> Any:
+    """Return the array of a partial result: that of a mean is a total, a count and a dtype."""
     return partial[0] if isinstance(partial, tuple) else partial
 
 
