@@ -19,7 +19,7 @@ from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import current_replica, let_update_alone
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
+from daskdist.strategy.values.device_arrays import placed_nest
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.refs import FlatResult
 from daskdist.strategy.values.regroup import component
@@ -336,7 +336,7 @@ class StrategyExtended:
                 return PerReplica([leaf] * len(replicas))
             # Values for a worker are put on its device there.
             return PerReplica(
-                [on_its_device(leaf, "CPU:0" if replica.worker else replica.device) for replica in replicas]
+                [placed_nest(leaf, named("CPU:0" if replica.worker else replica.device)) for replica in replicas]
             )
 
         return optree.tree_map(on_each, nest, none_is_leaf=True)
@@ -411,17 +411,8 @@ def variable_of(operation: str, value: Any) -> Variable:
 
 def put(leaves: list[Any], device: str | None) -> FlatResult:
     """Return leaves, on a device if one is named."""
-    values = leaves if device is None else [on_its_device(leaf, device) for leaf in leaves]
+    values = leaves if device is None else [placed_nest(leaf, named(device)) for leaf in leaves]
     return FlatResult(values, list_spec(len(leaves)))
-
-
-def on_its_device(value: Any, name: str) -> Any:
-    """Return a value with its arrays on a device if that supports them, or on the host."""
-    device = named(name)
-    if device.is_host:
-        return host_nest(value)
-    with in_stream_of(device):
-        return moved_nest(value, device)
 
 
 def _name(replica: Replica) -> str:

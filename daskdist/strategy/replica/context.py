@@ -24,7 +24,7 @@ from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.checkpoints import ReplicaCheckpoints
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_stream_of, moved_nest, own_copy
+from daskdist.strategy.values.device_arrays import catch_up, in_stream_of, own_copy, placed_nest
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.variable_contract import VariableContract, token_of
@@ -215,12 +215,8 @@ class ReplicaContext:
         merge = Merge(merge_fn, call)
         result, changes = self._meet(merge, (call_args, merge_calls.collect(call_args)))[self.replica_id_in_sync_group]
         merge_calls.apply(changes, self)
-        if not device.is_host:
-            with in_stream_of(device):
-                return moved_nest(result, device)
-        result = host_nest(result)
         # Copy arrays, as `all_reduce` does; other objects are shared within a process.
-        return optree.tree_map(_own_array, result, none_is_leaf=True)
+        return optree.tree_map(_own_array, placed_nest(result, device), none_is_leaf=True)
 
     def checkpoint(self, manager: CheckpointManager, /, **objects: Any) -> None:
         """Save one checkpoint of all replicas at this step, in the background.
