@@ -15,7 +15,6 @@ from daskdist.devices import device as find_device
 from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.group import Replica
 from daskdist.strategy.reduce.reductions import Op, checked_op
-from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import current_replica, let_update_alone
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.values.async_value import AsyncValue
@@ -411,8 +410,7 @@ def variable_of(operation: str, value: Any) -> Variable:
 
 def put(leaves: list[Any], device: str | None) -> FlatResult:
     """Return leaves, on a device if one is named."""
-    values = leaves if device is None else [placed_nest(leaf, named(device)) for leaf in leaves]
-    return FlatResult(values, list_spec(len(leaves)))
+    return FlatResult.listed(leaves if device is None else [placed_nest(leaf, named(device)) for leaf in leaves])
 
 
 def _name(replica: Replica) -> str:

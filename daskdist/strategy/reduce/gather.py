@@ -11,10 +11,10 @@ import numpy as np
 from daskdist.core.block import Bundle
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import Structure
-from daskdist.core.to_numpy import dtype_without_numpy
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.device_reduction import cast
+from daskdist.strategy.reduce.reductions import numpy_array
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import home_of, host_array, in_stream_of, moved
 from daskdist.strategy.values.encoding import Encoded
@@ -141,11 +141,7 @@ def _as_array(value: Any, operation: str) -> Any:
     if isinstance(value, (Ragged, np.ma.MaskedArray)):
         return value
     check_is_no_dict(value, operation)
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError) as error:
-        reason = dtype_without_numpy(value) or f"{type(value).__name__}, which does not convert to an array: {error}"
-        raise ArgumentError(f"{operation}: a value is a {reason}") from error
+    return numpy_array(value, operation)
 
 
 def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:

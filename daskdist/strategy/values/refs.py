@@ -54,6 +54,12 @@ def row_leaf(place: int, leaf: int, is_writable: bool = False) -> RowLeaf:
     return RowLeaf(place, leaf, is_writable)
 
 
+@lru_cache(maxsize=64)
+def list_spec(num_leaves: int) -> Any:
+    """Return the structure of a list of ``num_leaves`` leaves."""
+    return flattened([0] * num_leaves)[1]
+
+
 # The class is not frozen, as every step creates some objects, and those of a frozen class take three times as long.
 @dataclass(slots=True)
 class FlatResult:
@@ -68,6 +74,11 @@ class FlatResult:
         if kind in LEAVES:
             return cls([result], _LEAF)
         return result if kind is cls else cls(*flattened(result))
+
+    @classmethod
+    def listed(cls, leaves: list[Any]) -> FlatResult:
+        """Return a list of leaves, which are not flattened any more even if they are nests."""
+        return cls(leaves, list_spec(len(leaves)))
 
     def __sizeof__(self) -> int:
         # Dask calls this; its own function knows the sizes of the leaves.
@@ -125,7 +136,7 @@ def leaves_of_results(structure: bytes) -> tuple[ResultLeaf, ...]:
 @lru_cache(maxsize=64)
 def leaves_of_list(num_leaves: int) -> tuple[ResultLeaf, ...]:
     """Return the parts of results that are lists of ``num_leaves`` leaves."""
-    return leaves_of_results(pickled_structure(flattened([0] * num_leaves)[1]))
+    return leaves_of_results(pickled_structure(list_spec(num_leaves)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
