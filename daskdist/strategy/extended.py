@@ -341,23 +341,19 @@ class StrategyExtended:
         return optree.tree_map(on_each, nest, none_is_leaf=True)
 
     def _at(self, nest: Any, place: Replica | None) -> Any:
-        leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
-        return optree.tree_unflatten(treespec, self._put(leaves, place))
-
-    def _put(self, leaves: Sequence[Any], place: Replica | None) -> list[Any]:
-        # Put leaves on a replica's worker; for all replicas, asynchronous values stay on their workers until fetched.
+        # Put a nest on a replica's worker; for all replicas, asynchronous values stay on their workers until fetched.
         strategy = self.strategy
-        sent = list(leaves)
+        sent, treespec = optree.tree_flatten(nest, none_is_leaf=True)
         numbers = [k for k, leaf in enumerate(sent) if place is not None or not isinstance(leaf, AsyncValue)]
         if not numbers:
-            return sent
+            return nest
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
         arguments = [sent[number] for number in numbers], device
         call = internals_of(strategy).call(put, arguments, worker, "broadcast")
         for number, leaf in zip(numbers, internals_of(strategy).returned.leaves(call, len(numbers)), strict=True):
             sent[number] = leaf
-        return sent
+        return optree.tree_unflatten(treespec, sent)
 
     def _destination(self, operation: str, destination: Any) -> Replica | None:
         # Return a replica, or None for all.

@@ -104,12 +104,11 @@ class StrategyInternals:
     def recover_soon(self) -> None:
         """Continue with the remaining replicas if some are known to be lost."""
         live_workers = self.backend.live_workers
-        if live_workers.has_lost or live_workers.in_doubt:
+        if live_workers.has_lost:
             live_workers.in_doubt = True
-            self.group.recover(self._align)
-        elif self.group.is_recovering:
-            # Another thread may do it.
-            self.group.recover(self._align)
+        # Another thread may be recovering.
+        if live_workers.in_doubt or self.group.is_recovering:
+            self.recover()
 
     def take_replacements(self) -> None:
         """Give replicas to workers that can take the places of lost ones, or further ones, before a pass."""
@@ -359,7 +358,7 @@ class StrategyInternals:
             # Continue now without the workers that are going to leave, but not if arguments have a value for each of
             # the present replicas.
             live_workers.in_doubt = True
-        if batches and (live_workers.has_lost or live_workers.in_doubt or self.group.is_recovering):
+        if batches:
             self.recover_soon()
         elif live_workers.in_doubt:
             self.recover()

@@ -75,9 +75,7 @@ def assign_devices(
     _check_enough_visible(workers, visible_devices, wanted)
     takers = [number for number, visible in enumerate(visible_devices) if visible.uuids and wanted[number] != 0]
     assigned = _Assignment([visible.uuids for visible in visible_devices])
-    goals = dict.fromkeys(takers, 1)
-    for number in takers:
-        goals[number] = wanted[number] or 1
+    goals = {number: wanted[number] or 1 for number in takers}
     for turn in range(max(goals.values(), default=0)):
         for number in takers:
             if turn < goals[number] and not assigned.give(number) and not (share_devices and assigned.share(number)):

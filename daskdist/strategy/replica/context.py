@@ -313,10 +313,6 @@ class ReplicaContext:
             self._checkpoints = ReplicaCheckpoints(self._meet, self.replica_id_in_sync_group, self._end)
         return self._checkpoints
 
-    def _finish_checkpoints(self, *, is_failed: bool) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.close(is_failed=is_failed)
-
     def _check_end(self) -> None:
         """Raise an error if the call is to end, because its program is gone or a worker is lost."""
         if self._end is not None:
@@ -339,7 +335,7 @@ class ReplicaContext:
         if is_own:
             return result
         # Copy, so that replicas can change their results in place.
-        return [value.copy() if isinstance(value, np.ndarray) else value for value in result]
+        return list(map(_own_array, result))
 
     def _met(self, number: int, collective: Collective, contribution: Any) -> Any:
         meet_others = self._rendezvous().meet  # type: ignore[misc]
@@ -372,7 +368,8 @@ def meet(replica: ReplicaContext, collective: Collective, contribution: Any) -> 
 
 def finish_checkpoints(replica: ReplicaContext, *, is_failed: bool) -> None:
     """Wait until a replica's checkpoints are written, after its function has returned or raised an error."""
-    replica._finish_checkpoints(is_failed=is_failed)
+    if replica._checkpoints is not None:
+        replica._checkpoints.close(is_failed=is_failed)
 
 
 def store_of(replica: ReplicaContext) -> Any:

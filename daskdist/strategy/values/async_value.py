@@ -87,7 +87,6 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
         spec: TensorSpec | None = None,
         num_rows: frozenset[int] = frozenset(),
     ) -> None:
-        # Inlined from the constructor of `Pending`, as every step creates values.
         self.caller = caller
         self.ref = ref
         self.known = self.worker_before = None

@@ -211,10 +211,7 @@ class Refs(NamedTuple):
 
     def refs(self, numbers: Sequence[int]) -> tuple[Ref, ...]:
         """Return the names of some replicas' values."""
-        source, picks = self.source, self.picks
-        if isinstance(picks, tuple):
-            return tuple(map(self.ref, numbers))
-        return tuple([Ref(source, number, picks) for number in numbers])
+        return tuple(map(self.ref, numbers))
 
     def ref(self, number: int) -> Ref:
         """Return the name of one replica's value."""
@@ -226,20 +223,27 @@ REFERENCE_LEAVES: Final[set[type]] = {*LEAVES, Ref}
 
 
 class Pending:
-    """A value that may or may not be in this process: the base of `AsyncValue`."""
+    """A value that may or may not be in this process: the base of `AsyncValue`.
+
+    Attributes
+    ----------
+    caller
+        The object that fetches the value.
+    ref
+        The name of the value; None once it is in this process.
+    known, worker_before
+        The value, once it is in this process, and the worker that it was on.
+    """
 
     __slots__ = ("caller", "known", "ref", "worker_before")
 
+    caller: ResultSource
+    ref: Ref | None
+    known: Any
+    worker_before: str | None
+
     def __init_subclass__(cls) -> None:
         REFERENCE_LEAVES.add(cls)
-
-    def __init__(self, caller: ResultSource, ref: Ref | None) -> None:
-        self.caller = caller
-        # The name of the value; None once it is in this process.
-        self.ref = ref
-        # The value, once it is in this process, and the worker that it was on.
-        self.known: Any = None
-        self.worker_before: str | None = None
 
     @property
     def worker(self) -> str | None:
