@@ -318,10 +318,8 @@ def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
 @functools.lru_cache(maxsize=256)
 def groups_of(
     workers: tuple[str | None, ...], *, in_order: bool, at_once: int = 1
-) -> tuple[tuple[str | None, Sequence[int]], ...]:
+) -> tuple[tuple[str | None, tuple[int, ...]], ...]:
     """Return the groups of replicas that are combined first, each as its worker and the numbers of its replicas.
-
-    The numbers are a range if they are those of all replicas, in order.
 
     Parameters
     ----------
@@ -337,14 +335,10 @@ def groups_of(
         first = {worker: number for number, worker in reversed(numbered)}
         numbered.sort(key=lambda pair: first[pair[1]])
     runs = itertools.groupby(numbered, lambda pair: pair[1])
-    groups: list[tuple[str | None, Sequence[int]]] = [
-        (worker, tuple(number for number, _ in run)) for worker, run in runs
-    ]
+    groups = [(worker, tuple(number for number, _ in run)) for worker, run in runs]
     if at_once > 1 and all(len(numbers) == 1 for _, numbers in groups):
         parts = (groups[k : k + at_once] for k in range(0, len(groups), at_once))
         groups = [(part[0][0], tuple(itertools.chain.from_iterable(numbers for _, numbers in part))) for part in parts]
-    if len(groups) == 1 and groups[0][1] == tuple(range(len(workers))):
-        groups = [(groups[0][0], range(len(workers)))]
     return tuple(groups)
 
 

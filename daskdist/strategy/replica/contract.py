@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from daskdist.strategy.group import Replica
 
-_InternalsT = TypeVar("_InternalsT", covariant=True)
 
-
-class WithInternals(Protocol[_InternalsT]):
-    """An object with internal parts, which users do not see."""
+class StrategyContract(Protocol):
+    """The interface of `Strategy` for its replicas, variables and datasets."""
 
     @property
-    def _internals(self) -> _InternalsT: ...
-
-
-def internals_of(strategy: WithInternals[_InternalsT]) -> _InternalsT:
-    """Return the internal parts of a strategy, which are its `StrategyInternals`."""
-    return strategy._internals
-
-
-class StrategyContract(WithInternals[Any], Protocol):
-    """The interface of `Strategy` for its replicas, variables and datasets."""
+    def _internals(self) -> Any: ...
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -51,3 +40,8 @@ class StrategyContract(WithInternals[Any], Protocol):
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Wait for the values of a `PerReplica` and return them in replica order."""
         ...
+
+
+def internals_of(strategy: StrategyContract) -> Any:
+    """Return the internal parts of a strategy, which are its `StrategyInternals`."""
+    return strategy._internals

@@ -182,6 +182,7 @@ class Ref:
     def worker(self) -> str | None:
         """The address of the worker that computes the value, if known."""
         workers: Sequence[str | None] = self.source.workers
+        # A call that was made again may have fewer results.
         return workers[self.place] if self.place < len(workers) else None
 
 
@@ -256,9 +257,8 @@ class Pending:
         """Wait for the value and return it."""
         ref = self.ref
         if ref is not None:
-            (self.known,), workers = self.caller.results((ref,)), ref.source.workers
-            # A call that is made again meanwhile may have fewer results.
-            self.worker_before = workers[ref.place] if ref.place < len(workers) else None
+            (self.known,) = self.caller.results((ref,))
+            self.worker_before = ref.worker
             # Another thread may read the value at the same time.
             self.ref = None
         return self.known
