@@ -397,7 +397,7 @@ class StrategyInternals:
             return self._reduce_weighted(op, value, axis, weights)
         if op is ReduceOp.MEAN and axis is None and not self.has_warned_of_uneven:
             self._warn_of_uneven(value)
-        if type(value) is PerReplica and (value.refs is not None or not has_variables(value)):
+        if type(value) is PerReplica and not has_variables(value):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
         leaves, treespec = with_copies("reduce", self.token, value)
@@ -453,9 +453,7 @@ class StrategyInternals:
         self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
     ) -> list[Any]:
         # The pieces of a batch may be cut again.
-        refs = values[0].refs if len(values) == 1 and values[0].batch is None else None
-        if refs is not None and refs.caller is not self._source:
-            refs = None
+        refs = _refs_in(values, self.backend) if values[0].batch is None else None
         make = _FoldCall(self.backend, op, axis, refs or values, setting("split-every"), on, is_weighted)
         return self.returned.leaves(self.logged(make), len(values) - is_weighted)
 

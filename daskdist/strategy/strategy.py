@@ -27,7 +27,7 @@ from daskdist.strategy.input.options import InputContext, InputOptions, ValueCon
 from daskdist.strategy.input.replica_plans import with_plans
 from daskdist.strategy.internals import ARGUMENT_LEAVES, StrategyInternals
 from daskdist.strategy.predict import predictions_of
-from daskdist.strategy.reduce.gather import Gather
+from daskdist.strategy.reduce.gather import gathered
 from daskdist.strategy.reduce.reductions import Axis, Op, checked_axis, checked_op
 from daskdist.strategy.replica.context import cross_replica_scope
 from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
@@ -441,16 +441,16 @@ class Strategy(Viewed, Advised):
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).gather(value, axis=0)
         array([1, 2, 3, 5])
         """
-        gather_values = Gather(whole_number("gather", "axis", axis, at_least=0))
+        along = whole_number("gather", "axis", axis, at_least=0)
         leaves, treespec = with_copies("gather", self._internals.token, value)
         self._internals.check_values("gather", leaves)
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not per_replica:
             return value
-        call = self._internals.logged(partial(_gather_values, self._internals.backend, gather_values, per_replica))
+        call = self._internals.logged(partial(_gather_values, self._internals.backend, along, per_replica))
         results = iter(self._internals.returned.leaves(call, len(per_replica)))
-        gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
-        return optree.tree_unflatten(treespec, gathered)
+        leaves = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+        return optree.tree_unflatten(treespec, leaves)
 
     def reduce(self, reduce_op: Op | str, value: Any, axis: Axis | Sequence[int] = None, weights: Any = None) -> Any:
         """Reduce the values of all replicas to one.
@@ -595,6 +595,6 @@ class Strategy(Viewed, Advised):
         return f"<{type(self).__name__}: {counted(num_replicas, 'replica')} {where}>"
 
 
-def _gather_values(backend: Backend, gather: Gather, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:
+def _gather_values(backend: Backend, axis: int, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:
     leaves = [list(values_read_later(value)) for value in values]
-    return backend.call(gather, (leaves,), worker=group.worker_of[0], name="gather-values")
+    return backend.call(partial(gathered, axis), (leaves,), worker=group.worker_of[0], name="gather-values")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,21 +21,9 @@ from daskdist.strategy.values.flat import check_is_no_dict
 from daskdist.strategy.values.refs import FlatResult
 
 
-@dataclass(frozen=True)
-class Gather:
-    """The function that concatenates values along an axis on the worker that collects them.
-
-    Parameters
-    ----------
-    axis
-        The axis; 0 for the rows.
-    """
-
-    axis: int
-
-    def __call__(self, leaves: Sequence[Sequence[Any]]) -> FlatResult:
-        """Concatenate the values of the replicas, in order, for each leaf."""
-        return FlatResult.of([concatenated(values, self.axis) for values in leaves])
+def gathered(axis: int, leaves: Sequence[Sequence[Any]]) -> FlatResult:
+    """Concatenate the values of the replicas, in order, for each leaf, on the worker that collects them."""
+    return FlatResult.listed([concatenated(values, axis) for values in leaves])
 
 
 def cut_piece(
