@@ -329,13 +329,8 @@ class ReplicaContext:
             result, is_own = self._met(number, collective, contribution)
         if not isinstance(collective, (AllReduce, AllGather)):
             return result
-        if are_loaded():
-            # Place the results on the device of the replica's values.
-            return [own_copy(value, leaf, is_own=is_own) for value, leaf in zip(result, contribution[0], strict=True)]
-        if is_own:
-            return result
-        # Copy, so that replicas can change their results in place.
-        return list(map(_own_array, result))
+        # Place the results on the device of the replica's values, where it can change them in place.
+        return [own_copy(value, leaf, is_own=is_own) for value, leaf in zip(result, contribution[0], strict=True)]
 
     def _met(self, number: int, collective: Collective, contribution: Any) -> Any:
         meet_others = self._rendezvous().meet  # type: ignore[misc]

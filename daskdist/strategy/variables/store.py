@@ -27,10 +27,7 @@ class VariableStore:
 
     def undo_log(self, replica: int) -> UndoLog:
         """Return the log of a replica's changes, which notes those of calls that may be undone."""
-        undo_log = self._undo_logs.get(replica)
-        if undo_log is None:
-            undo_log = self._undo_logs[replica] = UndoLog()
-        return undo_log
+        return self._undo_logs.setdefault(replica, UndoLog())
 
     def undo(self, replica: int, call: int) -> bool:
         """Restore a replica's states before a call, by its number; return False if they are not known."""
