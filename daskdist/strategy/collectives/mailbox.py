@@ -243,7 +243,7 @@ class Mailbox:
                 if not unexpected:
                     is_due = time.monotonic() >= look
                     if inquiry is None and is_due:
-                        inquiry = self.inquiry(key, turn, name, group)
+                        inquiry = Inquiry(self.questions, self.address, key, turn, name, group)
                     # Under the lock, as what a worker sent before its answer counts.
                     if inquiry is not None and (is_due or inquiry.is_answered):
                         if absent := inquiry.absent(missing, end):
@@ -254,10 +254,6 @@ class Mailbox:
             for (_, other, _), data in unexpected.items():
                 if other != part:
                     refuse(other, data)
-
-    def inquiry(self, key: Step, turn: int, name: str, group: ReplicaGroup, every_s: float = LOOK_EVERY_S) -> Inquiry:
-        """Return a repeated question for the status of a call on other workers."""
-        return Inquiry(self.questions, self.address, key, turn, name, group, every_s)
 
     def _answer_steps(self, sender: str, asked: StepsAsked) -> None:
         answering = asyncio.ensure_future(self._answer_steps_soon(sender, asked))

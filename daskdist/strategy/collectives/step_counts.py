@@ -101,20 +101,21 @@ AskSteps: TypeAlias = Callable[[RemotePipeline, PipelineKey, int, int], KnownSte
 
 @dataclass(frozen=True)
 class PeerPipelines:
-    """The exchange of step counts between the workers of one loop."""
+    """The exchange of step counts between the workers of one loop.
 
-    token: str
-    number: int
+    Parameters
+    ----------
+    key
+        The pipeline that is read here.
+    step_counts
+        The steps that others ask for.
+    ask
+        Asks others for theirs.
+    """
+
+    key: PipelineKey
     step_counts: StepCounts
     ask: AskSteps
-
-    def add(self, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
-        """Call the method of `StepCounts` for the pipeline read here."""
-        self.step_counts.add((self.token, self.number), iteration, first, full, is_over=is_over)
-
-    def leave(self, lane: int, num_lanes: int) -> None:
-        """Call the method of `StepCounts` for the pipeline read here."""
-        self.step_counts.leave((self.token, self.number), lane, num_lanes)
 
 
 class RemoteSteps:
@@ -136,7 +137,8 @@ class RemoteSteps:
 
     def ask(self, step: int) -> None:
         """Ask for a step; wait until the other worker reaches it or its end."""
-        key = self._peers.token, self._remote.number
+        token, _ = self._peers.key
+        key = token, self._remote.number
         self._known = self._peers.ask(self._remote, key, self._iteration, step)
 
     def full(self, first: int, stop: int) -> Any:

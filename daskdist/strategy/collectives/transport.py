@@ -14,6 +14,7 @@ from daskdist.execute.callers.cluster_requests import is_encrypted
 from daskdist.execute.messages.failure import Failure, Packed
 from daskdist.strategy.collectives.device_links import DeviceLinks
 from daskdist.strategy.collectives.operations import AllReduce, Merge
+from daskdist.strategy.collectives.questions import Inquiry
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.values.device_arrays import host_nest
@@ -96,8 +97,9 @@ class Transport:
 
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
         """Return a getter of the missing replicas of other workers; see `Inquiry.absent`."""
-        inquiry = self._mailbox.inquiry(self._key, turn, name, self._group, _LOOK_EVERY_S)
-        others = [address for address in self._group.workers if address != self._mailbox.address]
+        questions, address = self._mailbox.questions, self._mailbox.address
+        inquiry = Inquiry(questions, address, self._key, turn, name, self._group, _LOOK_EVERY_S)
+        others = [other for other in self._group.workers if other != address]
         return lambda end: inquiry.absent(others, end)
 
     def _between_all(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
