@@ -104,10 +104,9 @@ class _Assignment:
 
     def give(self, worker: int) -> bool:
         # Assign one more device; if none is free, one whose owner can take another instead.
-        tried: set[str] = set()
         free = next((uuid for uuid in self._seen[worker] if uuid not in self._owners), None)
         if free is None:
-            return self._move(worker, tried)
+            return self._move(worker, set())
         self._owners[free] = worker
         return True
 
