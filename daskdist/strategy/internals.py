@@ -400,21 +400,25 @@ class StrategyInternals:
         if type(value) is PerReplica and not has_variables(value):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
-        leaves, treespec = with_copies("reduce", self.token, value)
-        self.recover()
-        num_replicas = len(self.group.now.replicas)
-        if num_replicas == 1:
-            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
+        leaves, treespec = self._to_reduce(value)
         self.check_values("reduce", leaves)
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if len(per_replica) < len(leaves) and not (isinstance(op, ReduceOp) and NAMED[op].keeps_equal):
             raise ArgumentError(
-                f"reduce: {name_of(op)} over {num_replicas} replicas of a value that is not per replica; "
-                "reduce what run returns, or use MEAN"
+                f"reduce: {name_of(op)} over {len(self.group.now.replicas)} replicas of a value that is not per "
+                "replica; reduce what run returns, or use MEAN"
             )
         results = iter(self._fold(op, axis, per_replica, on) if per_replica else ())
         reduced = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, reduced)
+
+    def _to_reduce(self, value: Any) -> tuple[list[Any], Any]:
+        # The leaves, and their structure; those of a single replica are of each replica, too.
+        leaves, treespec = with_copies("reduce", self.token, value)
+        self.recover()
+        if len(self.group.now.replicas) == 1:
+            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
+        return leaves, treespec
 
     def _warn_of_uneven(self, value: Any) -> None:
         leaves = [value] if type(value) is PerReplica else optree.tree_leaves(value)
@@ -431,12 +435,8 @@ class StrategyInternals:
             raise ArgumentError(f"reduce: {name_of(op)} takes no weights; MEAN and SUM do")
         if axis not in (None, 0, (0,)):
             raise ArgumentError(f"reduce: weights are of replicas or rows, but axis is {axis}; give axis=None or 0")
-        leaves, treespec = with_copies("reduce", self.token, (value, weights))
-        num_weights = treespec.child(1).num_leaves
-        self.recover()
-        if len(self.group.now.replicas) == 1:
-            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
-        if num_weights != 1 or not isinstance(leaves[-1], PerReplica):
+        leaves, treespec = self._to_reduce((value, weights))
+        if treespec.child(1).num_leaves != 1 or not isinstance(leaves[-1], PerReplica):
             raise ArgumentError(
                 f"reduce: weights is {weights!r:.80}; give a PerReplica with a number for each replica, as "
                 "run(len, args=(batch,)) returns, or with axis=0 an array of numbers, one for each row"

@@ -204,7 +204,7 @@ class Fold:
             with_shape = [*with_rows, *(entry for entry in column if type(entry[1]) is NoRows and 0 not in entry[0])]
         shape, partial = (with_shape or column)[0]
         if any(entry[0] != shape for entry in with_shape):
-            check_shapes([entry[0] for entry in column], self.axis)
+            raise _shapes_error([entry[0] for entry in column], self.axis)
         if NoRows in kinds and len(kinds) == 1:
             return shape, replace(partial, device=home_of([entry[1].device for entry in column]))
         if Placed in kinds:
@@ -304,15 +304,13 @@ def _as_array(value: Any, operation: str) -> np.ndarray[Any, Any]:
     return numpy_array(value, operation)
 
 
-def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
-    """Raise an error if the shapes of values, without the reduced axes, differ."""
-    if len(set(shapes)) == 1:
-        return
+def _shapes_error(shapes: Sequence[tuple[int, ...]], axis: Axis) -> ArgumentError:
+    # The error of values whose shapes, without the reduced axes, differ.
     differ = f"the values' shapes differ over the replicas: {', '.join(map(str, shapes))}"
     if axis is None:
         advice = "Give axis=0 to reduce along the rows too; a last batch need not be full"
-        raise ArgumentError(f"reduce: {differ}. {advice}")
-    raise ArgumentError(f"reduce: after the reduction along axis {axis}, {differ}; they must be equal")
+        return ArgumentError(f"reduce: {differ}. {advice}")
+    return ArgumentError(f"reduce: after the reduction along axis {axis}, {differ}; they must be equal")
 
 
 @functools.lru_cache(maxsize=256)

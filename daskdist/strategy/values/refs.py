@@ -158,6 +158,7 @@ class TaskResults:
         return len(self.futures)
 
 
+@dataclass(slots=True, eq=False)
 class Ref:
     """The name of a value that is not in this process.
 
@@ -171,12 +172,9 @@ class Ref:
         Extracts the part.
     """
 
-    __slots__ = ("pick", "place", "source")
-
-    def __init__(self, source: Any, place: int, pick: Pick = whole) -> None:
-        self.source = source
-        self.place = place
-        self.pick = pick
+    source: Any
+    place: int
+    pick: Pick = whole
 
     @property
     def worker(self) -> str | None:
@@ -278,6 +276,7 @@ def results_of(values: Sequence[Any]) -> list[Any]:
     return results
 
 
+@dataclass(slots=True, eq=False)
 class GlobalBatch:
     """The batch of one step, of which each replica has a piece.
 
@@ -293,20 +292,10 @@ class GlobalBatch:
         Whether replicas without rows are skipped: `ABSENT` stands for their pieces.
     """
 
-    __slots__ = ("is_writable", "leaves", "skips_empty", "structure")
-
-    def __init__(
-        self,
-        structure: Structure,
-        leaves: Sequence[Refs | Sequence[Any]],
-        *,
-        is_writable: bool,
-        skips_empty: bool,
-    ) -> None:
-        self.structure = structure
-        self.leaves = leaves
-        self.is_writable = is_writable
-        self.skips_empty = skips_empty
+    structure: Structure
+    leaves: Sequence[Refs | Sequence[Any]]
+    is_writable: bool
+    skips_empty: bool
 
     def __len__(self) -> int:
         first = self.leaves[0]

@@ -87,10 +87,9 @@ class VariableStore:
             self._states[number] = {numbers[replica]: state for replica, state in states.items()}
         self._undo_logs = {numbers[replica]: undo_log for replica, undo_log in self._undo_logs.items()}
 
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Drop the states of variables."""
-        for number in numbers:
-            self._states.pop(number, None)
+    def drop(self, number: int) -> None:
+        """Drop the states of a variable."""
+        self._states.pop(number, None)
 
     def drop_of(self, replica: int, numbers: Iterable[int]) -> None:
         """Drop one replica's states of variables."""
