@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import optree
 
@@ -48,8 +48,6 @@ from daskdist.strategy.values.refs import results_of
 from daskdist.strategy.variables.read_copies import with_copies
 from daskdist.tensorflow_dataset import TensorFlowDataset
 
-_S = TypeVar("_S", bound="Strategy")
-
 
 class Strategy(Viewed, Advised):
     """Synchronous replicas: each step gives every replica a part of a batch, and runs one function on all.
@@ -90,7 +88,7 @@ class Strategy(Viewed, Advised):
         return tuple(dict.fromkeys(replica.worker for replica in self.replicas))
 
     @contextlib.contextmanager
-    def scope(self: _S) -> Iterator[_S]:
+    def scope(self) -> Iterator[Self]:
         """Make this the current strategy inside a ``with`` block.
 
         Raises
@@ -567,7 +565,7 @@ class Strategy(Viewed, Advised):
         """
         self._internals.close()
 
-    def __enter__(self: _S) -> _S:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
