@@ -60,7 +60,7 @@ ARGUMENT_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
 
 
 class StrategyInternals:
-    """The internal parts of a strategy."""
+    """The internal parts of a strategy, which implement `daskdist.strategy.replica.contract.InternalsContract`."""
 
     def __init__(
         self,
