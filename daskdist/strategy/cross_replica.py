@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import optree
@@ -23,9 +23,6 @@ from daskdist.strategy.variables.layout import frozen
 from daskdist.strategy.variables.record import VariableRecord, is_mirrored, layout_of
 from daskdist.strategy.variables.replica_copy import ReplicaCopy, read_together
 from daskdist.strategy.variables.store import VariableStore
-
-# Pairs of a variable and the leaves of a replica's copy.
-_States: TypeAlias = Sequence[tuple[VariableRecord, list[Any]]]
 
 
 class _StoreOfAll(VariableStore):

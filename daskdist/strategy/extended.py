@@ -15,11 +15,10 @@ from daskdist.devices import device as find_device
 from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.group import Replica
 from daskdist.strategy.reduce.reductions import Op, checked_op
-from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import current_replica, let_update_alone
 from daskdist.strategy.replica.contract import internals_of
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
+from daskdist.strategy.values.device_arrays import placed_nest
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.refs import FlatResult
 from daskdist.strategy.values.regroup import component
@@ -336,29 +335,25 @@ class StrategyExtended:
                 return PerReplica([leaf] * len(replicas))
             # Values for a worker are put on its device there.
             return PerReplica(
-                [on_its_device(leaf, "CPU:0" if replica.worker else replica.device) for replica in replicas]
+                [placed_nest(leaf, named("CPU:0" if replica.worker else replica.device)) for replica in replicas]
             )
 
         return optree.tree_map(on_each, nest, none_is_leaf=True)
 
     def _at(self, nest: Any, place: Replica | None) -> Any:
-        leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
-        return optree.tree_unflatten(treespec, self._put(leaves, place))
-
-    def _put(self, leaves: Sequence[Any], place: Replica | None) -> list[Any]:
-        # Put leaves on a replica's worker; for all replicas, asynchronous values stay on their workers until fetched.
+        # Put a nest on a replica's worker; for all replicas, asynchronous values stay on their workers until fetched.
         strategy = self.strategy
-        sent = list(leaves)
+        sent, treespec = optree.tree_flatten(nest, none_is_leaf=True)
         numbers = [k for k, leaf in enumerate(sent) if place is not None or not isinstance(leaf, AsyncValue)]
         if not numbers:
-            return sent
+            return nest
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
         arguments = [sent[number] for number in numbers], device
         call = internals_of(strategy).call(put, arguments, worker, "broadcast")
         for number, leaf in zip(numbers, internals_of(strategy).returned.leaves(call, len(numbers)), strict=True):
             sent[number] = leaf
-        return sent
+        return optree.tree_unflatten(treespec, sent)
 
     def _destination(self, operation: str, destination: Any) -> Replica | None:
         # Return a replica, or None for all.
@@ -411,17 +406,7 @@ def variable_of(operation: str, value: Any) -> Variable:
 
 def put(leaves: list[Any], device: str | None) -> FlatResult:
     """Return leaves, on a device if one is named."""
-    values = leaves if device is None else [on_its_device(leaf, device) for leaf in leaves]
-    return FlatResult(values, list_spec(len(leaves)))
-
-
-def on_its_device(value: Any, name: str) -> Any:
-    """Return a value with its arrays on a device if that supports them, or on the host."""
-    device = named(name)
-    if device.is_host:
-        return host_nest(value)
-    with in_stream_of(device):
-        return moved_nest(value, device)
+    return FlatResult.listed(leaves if device is None else [placed_nest(leaf, named(device)) for leaf in leaves])
 
 
 def _name(replica: Replica) -> str:

@@ -104,12 +104,11 @@ class StrategyInternals:
     def recover_soon(self) -> None:
         """Continue with the remaining replicas if some are known to be lost."""
         live_workers = self.backend.live_workers
-        if live_workers.has_lost or live_workers.in_doubt:
+        if live_workers.has_lost:
             live_workers.in_doubt = True
-            self.group.recover(self._align)
-        elif self.group.is_recovering:
-            # Another thread may do it.
-            self.group.recover(self._align)
+        # Another thread may be recovering.
+        if live_workers.in_doubt or self.group.is_recovering:
+            self.recover()
 
     def take_replacements(self) -> None:
         """Give replicas to workers that can take the places of lost ones, or further ones, before a pass."""
@@ -359,7 +358,7 @@ class StrategyInternals:
             # Continue now without the workers that are going to leave, but not if arguments have a value for each of
             # the present replicas.
             live_workers.in_doubt = True
-        if batches and (live_workers.has_lost or live_workers.in_doubt or self.group.is_recovering):
+        if batches:
             self.recover_soon()
         elif live_workers.in_doubt:
             self.recover()
@@ -398,24 +397,28 @@ class StrategyInternals:
             return self._reduce_weighted(op, value, axis, weights)
         if op is ReduceOp.MEAN and axis is None and not self.has_warned_of_uneven:
             self._warn_of_uneven(value)
-        if type(value) is PerReplica and (value.refs is not None or not has_variables(value)):
+        if type(value) is PerReplica and not has_variables(value):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
-        leaves, treespec = with_copies("reduce", self.token, value)
-        self.recover()
-        num_replicas = len(self.group.now.replicas)
-        if num_replicas == 1:
-            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
+        leaves, treespec = self._to_reduce(value)
         self.check_values("reduce", leaves)
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if len(per_replica) < len(leaves) and not (isinstance(op, ReduceOp) and NAMED[op].keeps_equal):
             raise ArgumentError(
-                f"reduce: {name_of(op)} over {num_replicas} replicas of a value that is not per replica; "
-                "reduce what run returns, or use MEAN"
+                f"reduce: {name_of(op)} over {len(self.group.now.replicas)} replicas of a value that is not per "
+                "replica; reduce what run returns, or use MEAN"
             )
         results = iter(self._fold(op, axis, per_replica, on) if per_replica else ())
         reduced = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, reduced)
+
+    def _to_reduce(self, value: Any) -> tuple[list[Any], Any]:
+        # The leaves, and their structure; those of a single replica are of each replica, too.
+        leaves, treespec = with_copies("reduce", self.token, value)
+        self.recover()
+        if len(self.group.now.replicas) == 1:
+            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
+        return leaves, treespec
 
     def _warn_of_uneven(self, value: Any) -> None:
         leaves = [value] if type(value) is PerReplica else optree.tree_leaves(value)
@@ -432,12 +435,8 @@ class StrategyInternals:
             raise ArgumentError(f"reduce: {name_of(op)} takes no weights; MEAN and SUM do")
         if axis not in (None, 0, (0,)):
             raise ArgumentError(f"reduce: weights are of replicas or rows, but axis is {axis}; give axis=None or 0")
-        leaves, treespec = with_copies("reduce", self.token, (value, weights))
-        num_weights = treespec.child(1).num_leaves
-        self.recover()
-        if len(self.group.now.replicas) == 1:
-            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
-        if num_weights != 1 or not isinstance(leaves[-1], PerReplica):
+        leaves, treespec = self._to_reduce((value, weights))
+        if treespec.child(1).num_leaves != 1 or not isinstance(leaves[-1], PerReplica):
             raise ArgumentError(
                 f"reduce: weights is {weights!r:.80}; give a PerReplica with a number for each replica, as "
                 "run(len, args=(batch,)) returns, or with axis=0 an array of numbers, one for each row"
@@ -454,9 +453,7 @@ class StrategyInternals:
         self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
     ) -> list[Any]:
         # The pieces of a batch may be cut again.
-        refs = values[0].refs if len(values) == 1 and values[0].batch is None else None
-        if refs is not None and refs.caller is not self._source:
-            refs = None
+        refs = _refs_in(values, self.backend) if values[0].batch is None else None
         make = _FoldCall(self.backend, op, axis, refs or values, setting("split-every"), on, is_weighted)
         return self.returned.leaves(self.logged(make), len(values) - is_weighted)
 

@@ -6,6 +6,7 @@ import contextlib
 from functools import partial
 from typing import Any
 
+from daskdist.core.arguments import yes_or_no
 from daskdist.display.missing_arguments import advises
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit, workers_of
@@ -15,7 +16,7 @@ from daskdist.strategy.cross_replica import CrossReplicaStrategy
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.cluster_input import ClusterInput
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
-from daskdist.strategy.placement.device_assignment import DeviceAssignment, checked_share, placing
+from daskdist.strategy.placement.device_assignment import DeviceAssignment, placing
 from daskdist.strategy.placement.replacements import Replacements, checked_elastic
 from daskdist.strategy.placement.replicas_per_worker import ReplicasPerWorker
 from daskdist.strategy.strategy import Strategy
@@ -103,12 +104,13 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         is_elastic = checked_elastic(elastic, device_assignment, num_replicas_per_worker)
         resolver = cluster if isinstance(cluster, ClusterResolver) else ClusterResolver(cluster)
-        where, share = placing(device_assignment, num_replicas_per_worker), checked_share(share_devices)
+        where = placing(device_assignment, num_replicas_per_worker)
+        yes_or_no("MultiWorkerMirroredStrategy", "share_devices", share_devices)
         with contextlib.ExitStack() as opened:
             self.client, workers = connect(
                 resolver, opened, num_workers=lambda: where.num_workers, num_threads=where.most_replicas
             )
-            slots = where.slots(self.client, workers, share)
+            slots = where.slots(self.client, workers, share_devices)
             group = ReplicaGroup(
                 new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id
             )
@@ -119,7 +121,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             # Store the identities of the workers, as other workers may later get the same addresses.
             live_workers.missing(connected)
             takes_any = device_assignment is None and num_replicas_per_worker is None
-            assign = partial(where.slots, self.client, share_devices=share)
+            assign = partial(where.slots, self.client, share_devices=share_devices)
             replacements = Replacements(group, connected, assign, takes_any=takes_any, is_elastic=is_elastic)
             backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy, replacements)
             backend.open(group, opened.pop_all())

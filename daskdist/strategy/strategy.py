@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import optree
 
@@ -27,7 +27,7 @@ from daskdist.strategy.input.options import InputContext, InputOptions, ValueCon
 from daskdist.strategy.input.replica_plans import with_plans
 from daskdist.strategy.internals import ARGUMENT_LEAVES, StrategyInternals
 from daskdist.strategy.predict import predictions_of
-from daskdist.strategy.reduce.gather import Gather
+from daskdist.strategy.reduce.gather import gathered
 from daskdist.strategy.reduce.reductions import Axis, Op, checked_axis, checked_op
 from daskdist.strategy.replica.context import cross_replica_scope
 from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
@@ -47,8 +47,6 @@ from daskdist.strategy.values.per_replica import (
 from daskdist.strategy.values.refs import results_of
 from daskdist.strategy.variables.read_copies import with_copies
 from daskdist.tensorflow_dataset import TensorFlowDataset
-
-_S = TypeVar("_S", bound="Strategy")
 
 
 class Strategy(Viewed, Advised):
@@ -90,7 +88,7 @@ class Strategy(Viewed, Advised):
         return tuple(dict.fromkeys(replica.worker for replica in self.replicas))
 
     @contextlib.contextmanager
-    def scope(self: _S) -> Iterator[_S]:
+    def scope(self) -> Iterator[Self]:
         """Make this the current strategy inside a ``with`` block.
 
         Raises
@@ -441,16 +439,16 @@ class Strategy(Viewed, Advised):
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).gather(value, axis=0)
         array([1, 2, 3, 5])
         """
-        gather_values = Gather(whole_number("gather", "axis", axis, at_least=0))
+        along = whole_number("gather", "axis", axis, at_least=0)
         leaves, treespec = with_copies("gather", self._internals.token, value)
         self._internals.check_values("gather", leaves)
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not per_replica:
             return value
-        call = self._internals.logged(partial(_gather_values, self._internals.backend, gather_values, per_replica))
+        call = self._internals.logged(partial(_gather_values, self._internals.backend, along, per_replica))
         results = iter(self._internals.returned.leaves(call, len(per_replica)))
-        gathered = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
-        return optree.tree_unflatten(treespec, gathered)
+        leaves = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+        return optree.tree_unflatten(treespec, leaves)
 
     def reduce(self, reduce_op: Op | str, value: Any, axis: Axis | Sequence[int] = None, weights: Any = None) -> Any:
         """Reduce the values of all replicas to one.
@@ -507,8 +505,7 @@ class Strategy(Viewed, Advised):
         >>> strategy.reduce("MEAN", means, axis=None, weights=num_rows)
         np.float64(2.75)
         """
-        axis = None if axis is None else checked_axis(axis)
-        return self._internals.reduce(checked_op(reduce_op), value, axis, weights=weights)
+        return self._internals.reduce(checked_op(reduce_op), value, checked_axis(axis), weights=weights)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Wait for the values of a `PerReplica`, or of a nest that contains some, and return them in replica order.
@@ -568,7 +565,7 @@ class Strategy(Viewed, Advised):
         """
         self._internals.close()
 
-    def __enter__(self: _S) -> _S:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -595,6 +592,6 @@ class Strategy(Viewed, Advised):
         return f"<{type(self).__name__}: {counted(num_replicas, 'replica')} {where}>"
 
 
-def _gather_values(backend: Backend, gather: Gather, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:
+def _gather_values(backend: Backend, axis: int, values: Sequence[PerReplica], group: ReplicaGroup) -> Any:
     leaves = [list(values_read_later(value)) for value in values]
-    return backend.call(gather, (leaves,), worker=group.worker_of[0], name="gather-values")
+    return backend.call(partial(gathered, axis), (leaves,), worker=group.worker_of[0], name="gather-values")

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 NUM_PASSES = 20
 # Workers keep the first two for the last 1024 input pipelines, of which another worker may still ask for the steps; the
 # program keeps the times of an iterator until its next report to the dashboard.
-KEPT_FOR_OTHERS = {"_PipelineSteps", "_PassSteps", "StepTimes"}
+KEPT_FOR_OTHERS = {"_PipelineSteps", "KnownSteps", "StepTimes"}
 # Collections that grow at first, up to a limit.
 BOUNDED = {
     ("Account", "_changes"),

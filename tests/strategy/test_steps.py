@@ -27,9 +27,8 @@ from daskdist.execute.messages.outbox import BatchStream
 from daskdist.strategy.calls.outcomes import StaysOnWorker, loaded_structure, outcome_to_send, received_outcome
 from daskdist.strategy.calls.worker.executor import Executor, run_ready
 from daskdist.strategy.calls.worker.promises import Promise
-from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.contract import internals_of
-from daskdist.strategy.values.refs import FlatResult
+from daskdist.strategy.values.refs import FlatResult, list_spec
 
 
 def count_on_worker(dask_worker):

@@ -168,7 +168,7 @@ class LocalBackend:
 
     def forget(self, variable: int) -> None:
         """Drop the replicas' copies of a variable."""
-        self.store.drop((variable,))
+        self.store.drop(variable)
 
     def end_call(self, handles: Sequence[Handle], why: str) -> None:
         """Return immediately: calls have finished."""

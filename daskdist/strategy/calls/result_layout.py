@@ -12,9 +12,8 @@ import optree
 
 from daskdist.cached_property import cached_property
 from daskdist.core.functions.reach import references_from
-from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.values.flat import pickled_structure
-from daskdist.strategy.values.refs import ResultLeaf, leaves_of_results
+from daskdist.strategy.values.refs import ResultLeaf, leaves_of_results, list_spec
 from daskdist.strategy.values.variable_contract import key_of
 from daskdist.strategy.variables.variable import Variable
 

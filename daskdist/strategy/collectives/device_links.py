@@ -14,6 +14,7 @@ from daskdist.call_threads import CALL_THREADS, CallInThread
 from daskdist.config import seconds
 from daskdist.devices import Device, Event, dtype_of, is_on_device
 from daskdist.errors import CollectiveError
+from daskdist.strategy.collectives.operations import array_of
 from daskdist.strategy.reduce.reductions import NAMED, ReduceOp
 from daskdist.strategy.values.device_arrays import Placed, in_stream_of
 
@@ -85,7 +86,7 @@ class DeviceLinks:
         ]
         with in_stream_of(device):
             totals = [
-                self._connection.all_reduce(reduction, _array(placed.partial))
+                self._connection.all_reduce(reduction, array_of(placed.partial))
                 for (reduction, _, _), (_, placed) in zip(first.kinds, partial, strict=True)
             ]
             self._await(name, device.current_stream().record())
@@ -104,7 +105,7 @@ class DeviceLinks:
         reduction = "SUM" if named == "mean" else named.upper()
         kinds, counts = [], []
         for _, placed in partial:
-            array = _array(placed.partial)
+            array = array_of(placed.partial)
             is_mean = isinstance(placed.partial, tuple)
             if not is_on_device(array) or not links.suits(reduction, dtype_of(array)):
                 return None
@@ -160,8 +161,3 @@ class DeviceLinks:
             f"{name}: devices of other workers did not take part within {most:g} s, which is "
             "daskdist.timeouts.collective"
         )
-
-
-def _array(partial: Any) -> Any:
-    # The partial result of a mean is a total, a count and a dtype.
-    return partial[0] if isinstance(partial, tuple) else partial

@@ -7,10 +7,10 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from distributed import Worker
 
@@ -31,20 +31,6 @@ _MOST_OVER: Final = 1024
 _LOOK_AGAIN_S: Final = 0.02
 
 
-class ReplicaStore(Protocol):
-    """The state that replicas of one process keep between calls."""
-
-    lost: tuple[str, ...]
-
-    def own_states(self) -> dict[int, dict[int, Any]]:
-        """Return the states that replicas have of their own: number of a variable -> number of a replica -> state."""
-        ...
-
-    def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Renumber the replicas, given the new number of each old one."""
-        ...
-
-
 class Mailbox:
     """A worker's state of collectives."""
 
@@ -53,7 +39,8 @@ class Mailbox:
         self.address = worker.address
         self.groups: dict[str, ReplicaGroup] = {}
         self.device_links: dict[ReplicaGroup, DeviceLinks] = {}
-        self.stores: dict[str, ReplicaStore] = {}
+        # The `VariableStore` of each strategy.
+        self.stores: dict[str, Any] = {}
         self._rendezvous: dict[Step, Rendezvous] = {}
         # step -> replica -> exit reason; kept for calls that raised or made collective calls.
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
@@ -154,7 +141,7 @@ class Mailbox:
                 # Drop messages sent before all replicas here had left.
                 self._forget(key)
 
-    def register(self, group: ReplicaGroup, new_store: Callable[[str], ReplicaStore]) -> None:
+    def register(self, group: ReplicaGroup, new_store: Callable[[str], Any]) -> None:
         """Register the replicas of a strategy; if some are lost, the remaining ones keep their variables."""
         with self.changed:
             before, store = self.groups.get(group.token), self.stores.get(group.token)
@@ -256,7 +243,7 @@ class Mailbox:
                 if not unexpected:
                     is_due = time.monotonic() >= look
                     if inquiry is None and is_due:
-                        inquiry = self.inquiry(key, turn, name, group)
+                        inquiry = Inquiry(self.questions, self.address, key, turn, name, group)
                     # Under the lock, as what a worker sent before its answer counts.
                     if inquiry is not None and (is_due or inquiry.is_answered):
                         if absent := inquiry.absent(missing, end):
@@ -267,10 +254,6 @@ class Mailbox:
             for (_, other, _), data in unexpected.items():
                 if other != part:
                     refuse(other, data)
-
-    def inquiry(self, key: Step, turn: int, name: str, group: ReplicaGroup, every_s: float = LOOK_EVERY_S) -> Inquiry:
-        """Return a repeated question for the status of a call on other workers."""
-        return Inquiry(self.questions, self.address, key, turn, name, group, every_s)
 
     def _answer_steps(self, sender: str, asked: StepsAsked) -> None:
         answering = asyncio.ensure_future(self._answer_steps_soon(sender, asked))

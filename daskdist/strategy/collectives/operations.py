@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +26,6 @@ from daskdist.strategy.values.variable_contract import VariableContract, variabl
 
 # From this many elements on, each process reduces a part.
 _LARGE_ELEMENTS: Final = 2**16
-# Operators that equal NumPy functions for two floats, but are faster.
-_OPERATORS: Final[dict[Any, Any]] = {np.add: operator.add, np.multiply: operator.mul}
-_FLOATS: Final = frozenset({np.float32, np.float64})
 # Types of numbers that are frequent in loops (losses and counts) -> the conversion to NumPy. Except for means, these
 # numbers are their own partial results.
 _NUMBERS: Final[dict[Any, Any]] = {np.float32: None, np.float64: None, np.int64: None, float: np.float64, int: np.int64}
@@ -68,8 +64,6 @@ class AllReduce:
         replicas = [leaves for leaves, _ in contributions.values()]
         kinds = [type(leaf) for leaves in replicas for leaf in leaves]
         # Equivalent to `Fold` but much faster: loops reduce a few losses and counts in each step.
-        if self._of_floats is not None and _FLOATS.issuperset(kinds):
-            return [((), functools.reduce(self._of_floats, column)) for column in zip(*replicas, strict=True)]
         if self._of_numbers is None or not _NUMBERS.keys() >= set(kinds):
             return self._fold.rows(replicas)
         try:
@@ -89,9 +83,7 @@ class AllReduce:
         return self._fold.partials(partials)
 
     def final(self, partial: Any) -> list[Any]:
-        if self._of_floats is not None and _FLOATS.issuperset([type(value) for _, value in partial]):
-            return [value for _, value in partial]
-        if self._of_numbers is not None and all(type(_array(value)) in _NUMBERS for _, value in partial):
+        if self._of_numbers is not None and all(type(array_of(value)) in _NUMBERS for _, value in partial):
             return [self._of_numbers.finalize(value) for _, value in partial]
         leaves: list[Any] = self._last_fold.partials([partial]).leaves
         return leaves
@@ -100,11 +92,6 @@ class AllReduce:
     def _of_numbers(self) -> Reduction | None:
         # Cached, as looking the name up takes as long as the sum.
         return None if self._named is None else self._named.reduction
-
-    @cached_property
-    def _of_floats(self) -> Any:
-        named = self._named
-        return _OPERATORS.get(named.of_two) if named is not None and named.has_own_partials else None
 
     @cached_property
     def _named(self) -> NamedReduction | None:
@@ -129,10 +116,10 @@ class AllReduce:
         """Combine two partial results into the arrays of the received one, which nothing else references."""
         function: Any = NAMED[self.op].of_two
         # An array that a replica contributed twice arrives as one object.
-        times = Counter(id(_array(value)) for _, value in partials[received])
+        times = Counter(id(array_of(value)) for _, value in partials[received])
         combined = []
         for (shape, first), (_, other) in zip(*partials, strict=True):
-            a, b = _array(first), _array(other)
+            a, b = array_of(first), array_of(other)
             out = (a, b)[received]
             is_free = times[id(out)] == 1 and out.flags.writeable
             if a.dtype == b.dtype and is_free and not isinstance(first, tuple):
@@ -143,7 +130,7 @@ class AllReduce:
 
     def cut(self, partial: Any, num_parts: int) -> list[Any]:
         """Cut a large partial result into parts, each with a range of every array."""
-        flat = [np.ascontiguousarray(_array(value)).reshape(-1) for _, value in partial]
+        flat = [np.ascontiguousarray(array_of(value)).reshape(-1) for _, value in partial]
         parts = []
         for part in range(num_parts):
             cuts = [array[len(array) * part // num_parts : len(array) * (part + 1) // num_parts] for array in flat]
@@ -154,7 +141,7 @@ class AllReduce:
         """Join parts into the partial result that they were cut from."""
         joined = []
         for place, (shape, _) in enumerate(like):
-            arrays = [_array(part[place][1]) for part in parts]
+            arrays = [array_of(part[place][1]) for part in parts]
             whole = np.empty(math.prod(shape), arrays[0].dtype)
             ends = list(accumulate(map(len, arrays)))
             for array, end in zip(arrays, ends, strict=True):
@@ -163,8 +150,8 @@ class AllReduce:
         return joined
 
 
-def _array(partial: Any) -> Any:
-    # The partial result of a mean is a total, a count and a dtype.
+def array_of(partial: Any) -> Any:
+    """Return the array of a partial result: that of a mean is a total, a count and a dtype."""
     return partial[0] if isinstance(partial, tuple) else partial
 
 

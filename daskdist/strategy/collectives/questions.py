@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ class LostWorker(NamedTuple):
     why: str
 
 
+@dataclass(eq=False)
 class Asked:
     """A question that was sent to workers, and their answers so far.
 
@@ -41,12 +43,13 @@ class Asked:
         The workers.
     asked_s
         The time of the links' clock when it was sent.
+    answers
+        The answers so far, by worker.
     """
 
-    def __init__(self, addresses: Sequence[str], asked_s: float) -> None:
-        self.addresses = addresses
-        self.asked_s = asked_s
-        self.answers: dict[str, Any] = {}
+    addresses: Sequence[str]
+    asked_s: float
+    answers: dict[str, Any] = field(default_factory=dict)
 
 
 class Questions:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from daskdist.config import seconds
 from daskdist.core.failing.error_copy import copied_error
 from daskdist.errors import CollectiveError
-from daskdist.strategy.group import named_replicas
+from daskdist.strategy.group import describe_error, named_replicas
 
 # The number of a replica's calls that a message shows.
 _NUM_SHOWN: Final = 8
@@ -208,17 +208,13 @@ class Rendezvous:
         # Compute the result once all replicas of this process have arrived.
         try:
             contributions = {number: turn_round.contributions[number] for number in self.members}
-            (first, values), *rest = contributions.values()
+            first, values = contributions[self.members[0]]
             shapes = first.shapes(values)
-            if any(
-                collective.name != first.name or collective.shapes(contribution) != shapes
-                for collective, contribution in rest
-            ):
-                first_signature, *more = [
-                    self._signature(number, *contribution) for number, contribution in contributions.items()
-                ]
-                for other in more:
-                    first_signature.check(other)
+            for number in self.members[1:]:
+                collective, contribution = contributions[number]
+                if collective.name != first.name or collective.shapes(contribution) != shapes:
+                    signature = self._signature(self.members[0], first, values)
+                    signature.check(self._signature(number, collective, contribution))
             partial = first.partial({number: value for number, (_, value) in contributions.items()})
             if self._exchange is None:
                 turn_round.result = first.final(partial)
@@ -231,9 +227,7 @@ class Rendezvous:
                 self._failed[turn] = str(error)
             else:
                 name = turn_round.contributions[self.members[0]][0].name
-                self._failed_here[turn] = (
-                    f"{name}: {named_replicas(self.members)} raised {type(error).__name__}: {error}"
-                )
+                self._failed_here[turn] = f"{name}: {named_replicas(self.members)} {describe_error(error)}"
         with self._lock:
             turn_round.is_over = True
             _open(turn_round)
@@ -292,7 +286,7 @@ def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> C
     # Leave out replicas that only failed as a consequence.
     for number, error in direct.items():
         if isinstance(error, BaseException):
-            error = f"raised {type(error).__name__}: {error}"
+            error = describe_error(error)
         states.append(f"replica {number} {error or HAS_ENDED}")
     return CollectiveError(f"{name} is called by some replicas only: {'; '.join(states)}")
 

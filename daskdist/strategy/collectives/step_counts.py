@@ -49,15 +49,8 @@ class KnownSteps(NamedTuple):
 
 
 @dataclass
-class _PassSteps:
-    num_steps: int = 0
-    uneven: dict[int, list[bool]] = field(default_factory=dict)
-    is_over: bool = False
-
-
-@dataclass
 class _PipelineSteps:
-    passes: dict[int, _PassSteps] = field(default_factory=dict)
+    passes: dict[int, KnownSteps] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     is_left: bool = False
 
@@ -72,11 +65,11 @@ class StepCounts:
     def add(self, key: PipelineKey, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
         """Add whether replicas have rows in steps from one on, as ``(step, replica)``; known steps may be repeated."""
         with self._lock:
-            known = self._of(key).passes.setdefault(iteration, _PassSteps())
+            passes = self._of(key).passes
+            num_steps, uneven, was_over = passes.get(iteration, KnownSteps(0, {}, False))
             for number in np.flatnonzero(~full.all(axis=1)).tolist():
-                known.uneven[first + number] = full[number].tolist()
-            known.num_steps = max(known.num_steps, first + len(full))
-            known.is_over |= is_over
+                uneven[first + number] = full[number].tolist()
+            passes[iteration] = KnownSteps(max(num_steps, first + len(full)), uneven, was_over or is_over)
 
     def leave(self, key: PipelineKey, lane: int, num_lanes: int) -> None:
         """Note that one of ``num_lanes`` replicas has stopped reading; after the last one the pipeline has ended."""
@@ -89,7 +82,7 @@ class StepCounts:
         """Return the known steps from a first step on."""
         with self._lock:
             pipeline = self._pipelines.get(key, _PipelineSteps())
-            known = pipeline.passes.get(iteration, _PassSteps())
+            known = pipeline.passes.get(iteration, KnownSteps(0, {}, False))
             uneven = {step: full for step, full in known.uneven.items() if step >= first}
             return KnownSteps(known.num_steps, uneven, known.is_over or pipeline.is_left)
 
@@ -108,20 +101,21 @@ AskSteps: TypeAlias = Callable[[RemotePipeline, PipelineKey, int, int], KnownSte
 
 @dataclass(frozen=True)
 class PeerPipelines:
-    """The exchange of step counts between the workers of one loop."""
+    """The exchange of step counts between the workers of one loop.
 
-    token: str
-    number: int
+    Parameters
+    ----------
+    key
+        The pipeline that is read here.
+    step_counts
+        The steps that others ask for.
+    ask
+        Asks others for theirs.
+    """
+
+    key: PipelineKey
     step_counts: StepCounts
     ask: AskSteps
-
-    def add(self, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
-        """Call the method of `StepCounts` for the pipeline read here."""
-        self.step_counts.add((self.token, self.number), iteration, first, full, is_over=is_over)
-
-    def leave(self, lane: int, num_lanes: int) -> None:
-        """Call the method of `StepCounts` for the pipeline read here."""
-        self.step_counts.leave((self.token, self.number), lane, num_lanes)
 
 
 class RemoteSteps:
@@ -143,7 +137,8 @@ class RemoteSteps:
 
     def ask(self, step: int) -> None:
         """Ask for a step; wait until the other worker reaches it or its end."""
-        key = self._peers.token, self._remote.number
+        token, _ = self._peers.key
+        key = token, self._remote.number
         self._known = self._peers.ask(self._remote, key, self._iteration, step)
 
     def full(self, first: int, stop: int) -> Any:

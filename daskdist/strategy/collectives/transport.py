@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from daskdist.config import seconds, setting
 from daskdist.errors import ArgumentError, CollectiveError
@@ -16,7 +16,7 @@ from daskdist.strategy.collectives.device_links import DeviceLinks
 from daskdist.strategy.collectives.operations import AllReduce, Merge
 from daskdist.strategy.collectives.questions import Inquiry
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
-from daskdist.strategy.group import ReplicaGroup, Step
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.values.device_arrays import host_nest
 
 # Up to this many workers send to all others directly; more use a tree.
@@ -34,38 +34,20 @@ _ABOUT: Final = frozenset({"values", "up", "offer", "ready"})
 _LOOK_EVERY_S: Final = 1.0
 
 
-class MailboxContract(Protocol):
-    """A worker's mailbox as `Transport` uses it; see `Mailbox`."""
-
-    address: str
-    device_links: dict[ReplicaGroup, DeviceLinks]
-
-    def send(self, address: str, key: Step, turn: int, part: str, data: Packed) -> ThreadFuture[None]:
-        """Send a message to another worker."""
-        ...
-
-    def inquiry(self, key: Step, turn: int, name: str, group: ReplicaGroup, every_s: float) -> Inquiry:
-        """Return a repeated question for the status of a call on other workers."""
-        ...
-
-    def take(
-        self,
-        key: Step,
-        turn: int,
-        part: str,
-        senders: Sequence[str],
-        name: str,
-        group: ReplicaGroup,
-        refuse: Callable[[str, Any], None],
-    ) -> list[Any]:
-        """Wait for the messages of other workers; return them in the order of the senders."""
-        ...
-
-
 class Transport:
-    """The exchange between the workers of a rendezvous."""
+    """The exchange between the workers of a rendezvous.
 
-    def __init__(self, mailbox: MailboxContract, group: ReplicaGroup, step: int) -> None:
+    Parameters
+    ----------
+    mailbox
+        The `Mailbox` of this worker, which sends and receives the messages.
+    group
+        The replicas.
+    step
+        The number of the call.
+    """
+
+    def __init__(self, mailbox: Any, group: ReplicaGroup, step: int) -> None:
         self._mailbox = mailbox
         self._group = group
         self._key = (group.token, step)
@@ -115,8 +97,9 @@ class Transport:
 
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
         """Return a getter of the missing replicas of other workers; see `Inquiry.absent`."""
-        inquiry = self._mailbox.inquiry(self._key, turn, name, self._group, _LOOK_EVERY_S)
-        others = [address for address in self._group.workers if address != self._mailbox.address]
+        questions, address = self._mailbox.questions, self._mailbox.address
+        inquiry = Inquiry(questions, address, self._key, turn, name, self._group, _LOOK_EVERY_S)
+        others = [other for other in self._group.workers if other != address]
         return lambda end: inquiry.absent(others, end)
 
     def _between_all(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:

@@ -577,7 +577,7 @@ def _iterator(
         within, ask, step_counts = contextvars.copy_context(), services.ask, services.step_counts
 
         def peers(token: str, number: int) -> PeerPipelines:
-            return PeerPipelines(token, number, step_counts, lambda *args: within.copy().run(ask, *args))
+            return PeerPipelines((token, number), step_counts, lambda *args: within.copy().run(ask, *args))
 
         read_plan = replace(read_plan, fetch=services.fetch)
     if argument.held is not None:

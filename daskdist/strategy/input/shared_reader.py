@@ -338,12 +338,12 @@ class SharedPass:
         if pulled is not None:
             self._pending = (*pulled, 0)
             if peers is not None:
-                peers.add(self._iteration, self._num_steps, pulled[1])
+                peers.step_counts.add(peers.key, self._iteration, self._num_steps, pulled[1])
         elif not self._has_read_all:
             self._has_read_all = True
             if peers is not None:
                 nothing = np.zeros((0, len(self._plan.pipeline.consumers)), bool)
-                peers.add(self._iteration, self._num_steps, nothing, is_over=True)
+                peers.step_counts.add(peers.key, self._iteration, self._num_steps, nothing, is_over=True)
 
     def _num_decided(self, full: Any, remote_steps: Sequence[RemoteSteps]) -> int:
         # Queue the steps that need no query; another worker may be waiting for this one to take them.
@@ -492,8 +492,9 @@ class SharedReader:
             for shared_pass in self._passes.values():
                 shared_pass.leave(lane)
             self._drop_done()
-        if self._plan.peers is not None:
-            self._plan.peers.leave(lane, self._num_lanes)
+        peers = self._plan.peers
+        if peers is not None:
+            peers.step_counts.leave(peers.key, lane, self._num_lanes)
 
     def _drop_done(self) -> None:
         self._passes = {number: shared_pass for number, shared_pass in self._passes.items() if not shared_pass.is_done}

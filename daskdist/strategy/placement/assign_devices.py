@@ -75,9 +75,7 @@ def assign_devices(
     _check_enough_visible(workers, visible_devices, wanted)
     takers = [number for number, visible in enumerate(visible_devices) if visible.uuids and wanted[number] != 0]
     assigned = _Assignment([visible.uuids for visible in visible_devices])
-    goals = dict.fromkeys(takers, 1)
-    for number in takers:
-        goals[number] = wanted[number] or 1
+    goals = {number: wanted[number] or 1 for number in takers}
     for turn in range(max(goals.values(), default=0)):
         for number in takers:
             if turn < goals[number] and not assigned.give(number) and not (share_devices and assigned.share(number)):
@@ -106,10 +104,9 @@ class _Assignment:
 
     def give(self, worker: int) -> bool:
         # Assign one more device; if none is free, one whose owner can take another instead.
-        tried: set[str] = set()
         free = next((uuid for uuid in self._seen[worker] if uuid not in self._owners), None)
         if free is None:
-            return self._move(worker, tried)
+            return self._move(worker, set())
         self._owners[free] = worker
         return True
 

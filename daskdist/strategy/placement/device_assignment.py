@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from daskdist.devices import device, name_of, present
 from daskdist.errors import ArgumentError
 from daskdist.strategy.placement.assign_devices import assign_devices
@@ -185,19 +183,6 @@ def placing(
             f"MultiWorkerMirroredStrategy: device_assignment is {device_assignment!r:.80}; write it like {_EXAMPLE}"
         )
     return device_assignment
-
-
-def checked_share(share_devices: Any) -> bool:
-    """Return whether devices may be shared.
-
-    Raises
-    ------
-    ArgumentError
-        The value is neither True nor False.
-    """
-    if not isinstance(share_devices, (bool, np.bool_)):
-        raise ArgumentError(f"MultiWorkerMirroredStrategy: share_devices is {share_devices!r:.80}; give True or False")
-    return bool(share_devices)
 
 
 def _check_not_shared(client: Any, workers: Sequence[Worker], pairs: Sequence[tuple[str, str]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ import numpy as np
 from daskdist.core.block import Bundle
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import Structure
-from daskdist.core.to_numpy import dtype_without_numpy
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.device_reduction import cast
+from daskdist.strategy.reduce.reductions import numpy_array
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import home_of, host_array, in_stream_of, moved
 from daskdist.strategy.values.encoding import Encoded
@@ -22,21 +21,9 @@ from daskdist.strategy.values.flat import check_is_no_dict
 from daskdist.strategy.values.refs import FlatResult
 
 
-@dataclass(frozen=True)
-class Gather:
-    """The function that concatenates values along an axis on the worker that collects them.
-
-    Parameters
-    ----------
-    axis
-        The axis; 0 for the rows.
-    """
-
-    axis: int
-
-    def __call__(self, leaves: Sequence[Sequence[Any]]) -> FlatResult:
-        """Concatenate the values of the replicas, in order, for each leaf."""
-        return FlatResult.of([concatenated(values, self.axis) for values in leaves])
+def gathered(axis: int, leaves: Sequence[Sequence[Any]]) -> FlatResult:
+    """Concatenate the values of the replicas, in order, for each leaf, on the worker that collects them."""
+    return FlatResult.listed([concatenated(values, axis) for values in leaves])
 
 
 def cut_piece(
@@ -141,11 +128,7 @@ def _as_array(value: Any, operation: str) -> Any:
     if isinstance(value, (Ragged, np.ma.MaskedArray)):
         return value
     check_is_no_dict(value, operation)
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError) as error:
-        reason = dtype_without_numpy(value) or f"{type(value).__name__}, which does not convert to an array: {error}"
-        raise ArgumentError(f"{operation}: a value is a {reason}") from error
+    return numpy_array(value, operation)
 
 
 def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:

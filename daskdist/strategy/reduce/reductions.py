@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from daskdist.core.arguments import whole_number
+from daskdist.core.to_numpy import dtype_without_numpy
 from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.pairwise import reduce_rows
 
@@ -296,8 +297,6 @@ def checked_op(value: object) -> Op:
     """
     if isinstance(value, (ReduceOp, Reduction)):
         return value
-    if type(value) is str and (op := ReduceOp.__members__.get(value)) is not None:
-        return op
     if isinstance(value, np.ufunc):
         if value.nin != 2 or value.nout != 1 or value.signature is not None:
             raise ArgumentError(
@@ -308,6 +307,21 @@ def checked_op(value: object) -> Op:
     if callable(value) and not isinstance(value, type):
         return value
     return ReduceOp.of(value)
+
+
+def numpy_array(value: Any, operation: str) -> np.ndarray[Any, Any]:
+    """Return a value as a NumPy array, in which Python numbers keep their full precision.
+
+    Raises
+    ------
+    ArgumentError
+        It does not convert.
+    """
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        reason = dtype_without_numpy(value) or f"{type(value).__name__}, which does not convert to an array: {error}"
+        raise ArgumentError(f"{operation}: a value is a {reason}") from error
 
 
 def reduction_of(op: Op) -> Reduction:

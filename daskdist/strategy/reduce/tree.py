@@ -15,11 +15,9 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import optree
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
-from daskdist.core.to_numpy import dtype_without_numpy
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
@@ -35,6 +33,7 @@ from daskdist.strategy.reduce.reductions import (
     as_it_is,
     name_of,
     num_rows,
+    numpy_array,
     reduction_of,
     without,
 )
@@ -80,16 +79,8 @@ class Fold:
     operation: str = "reduce"
     is_weighted: bool = False
 
-    def column(self, values: Sequence[Any]) -> Any:
-        """Fold the values of replicas that have one each."""
-        if (arrays := self._alike(values)) is None:
-            return self.rows([[value] for value in values])
-        reduction = reduction_of(self.op)
-        whole = functools.reduce(reduction.combine, [reduction.chunk(array, None) for array in arrays])
-        return FlatResult([self._final(reduction, (), whole)], list_spec(1))
-
     def rows(self, replicas: Sequence[Sequence[Any]]) -> Any:
-        """Fold the values of replicas that have several each."""
+        """Fold the values of replicas, some of each."""
         columns: Iterable[Sequence[Any]] = zip(*replicas, strict=True)
         reduction = reduction_of(self.op)
         chunk = self._chunk
@@ -110,20 +101,6 @@ class Fold:
                 ],
             )
         return self._fold(reduction, [[chunk(reduction, leaf) for leaf in column] for column in columns])
-
-    def _alike(self, values: Sequence[Any]) -> list[np.ndarray[Any, Any]] | None:
-        # Return the values if a named reduction combines all of them without further checks; None otherwise.
-        op = self.op
-        if self.axis is not None or not self.is_final or self.is_weighted or type(op) is not ReduceOp:
-            return None
-        if not NUMBERS.issuperset(map(type, values)):
-            return None
-        arrays = list(map(np.asarray, values))
-        kinds, shape = _ORDERED if NAMED[op].needs_order else _NUMBERS, arrays[0].shape
-        for array in arrays:
-            if array.shape != shape or array.dtype.kind not in kinds or not array.flags.aligned:
-                return None
-        return arrays
 
     def partials(self, results: Sequence[Any]) -> Any:
         """Fold partial results."""
@@ -187,8 +164,7 @@ class Fold:
         elif axis is None and array.dtype.hasobject:
             # Other values are combined unchanged.
             return value
-        if axis is not None:
-            self._check_axes(array.shape)
+        self._check_axes(array.shape)
         return array
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
@@ -217,20 +193,10 @@ class Fold:
         folded = [self._combined(reduction, column) for column in columns]
         if not self.is_final:
             return folded if self.stays else [(shape, _here(partial)) for shape, partial in folded]
-        leaves = [self._final(reduction, *entry) for entry in folded]
-        return FlatResult(leaves, list_spec(len(leaves)))
+        return FlatResult.listed([self._final(reduction, *entry) for entry in folded])
 
     def _combined(self, reduction: Reduction, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
         kinds = {type(partial) for _, partial in column}
-        shape, partial = column[0]
-        if NoRows not in kinds and Placed not in kinds:
-            for other in column:
-                if other[0] != shape:
-                    # NumPy would broadcast the arrays.
-                    check_shapes([entry[0] for entry in column], self.axis)
-            for _, other in column[1:]:
-                partial = self._called(reduction.combine, partial, other)
-            return shape, partial
         with_shape = with_rows = column
         if NoRows in kinds:
             with_rows = [entry for entry in column if type(entry[1]) is not NoRows]
@@ -238,7 +204,7 @@ class Fold:
             with_shape = [*with_rows, *(entry for entry in column if type(entry[1]) is NoRows and 0 not in entry[0])]
         shape, partial = (with_shape or column)[0]
         if any(entry[0] != shape for entry in with_shape):
-            check_shapes([entry[0] for entry in column], self.axis)
+            raise _shapes_error([entry[0] for entry in column], self.axis)
         if NoRows in kinds and len(kinds) == 1:
             return shape, replace(partial, device=home_of([entry[1].device for entry in column]))
         if Placed in kinds:
@@ -335,38 +301,23 @@ def _as_array(value: Any, operation: str) -> np.ndarray[Any, Any]:
             f"{operation}: a value has rows of different lengths; reduce its flat values, which "
             "run(lambda rows: rows.values, args=(value,)) returns"
         )
-    try:
-        # Python numbers keep their full precision.
-        return np.asarray(value)
-    except (TypeError, ValueError) as error:
-        reason = dtype_without_numpy(value) or f"{type(value).__name__}, which does not convert to an array: {error}"
-        raise ArgumentError(f"{operation}: a value is a {reason}") from error
+    return numpy_array(value, operation)
 
 
-def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
-    """Raise an error if the shapes of values, without the reduced axes, differ."""
-    if len(set(shapes)) == 1:
-        return
+def _shapes_error(shapes: Sequence[tuple[int, ...]], axis: Axis) -> ArgumentError:
+    # The error of values whose shapes, without the reduced axes, differ.
     differ = f"the values' shapes differ over the replicas: {', '.join(map(str, shapes))}"
     if axis is None:
         advice = "Give axis=0 to reduce along the rows too; a last batch need not be full"
-        raise ArgumentError(f"reduce: {differ}. {advice}")
-    raise ArgumentError(f"reduce: after the reduction along axis {axis}, {differ}; they must be equal")
-
-
-@functools.lru_cache(maxsize=64)
-def list_spec(num_leaves: int) -> Any:
-    """Return the structure of a list of ``num_leaves`` leaves."""
-    return optree.tree_structure([0] * num_leaves, none_is_leaf=True)
+        return ArgumentError(f"reduce: {differ}. {advice}")
+    return ArgumentError(f"reduce: after the reduction along axis {axis}, {differ}; they must be equal")
 
 
 @functools.lru_cache(maxsize=256)
 def groups_of(
     workers: tuple[str | None, ...], *, in_order: bool, at_once: int = 1
-) -> tuple[tuple[str | None, Sequence[int]], ...]:
+) -> tuple[tuple[str | None, tuple[int, ...]], ...]:
     """Return the groups of replicas that are combined first, each as its worker and the numbers of its replicas.
-
-    The numbers are a range if they are those of all replicas, in order.
 
     Parameters
     ----------
@@ -382,14 +333,10 @@ def groups_of(
         first = {worker: number for number, worker in reversed(numbered)}
         numbered.sort(key=lambda pair: first[pair[1]])
     runs = itertools.groupby(numbered, lambda pair: pair[1])
-    groups: list[tuple[str | None, Sequence[int]]] = [
-        (worker, tuple(number for number, _ in run)) for worker, run in runs
-    ]
+    groups = [(worker, tuple(number for number, _ in run)) for worker, run in runs]
     if at_once > 1 and all(len(numbers) == 1 for _, numbers in groups):
         parts = (groups[k : k + at_once] for k in range(0, len(groups), at_once))
         groups = [(part[0][0], tuple(itertools.chain.from_iterable(numbers for _, numbers in part))) for part in parts]
-    if len(groups) == 1 and groups[0][1] == tuple(range(len(workers))):
-        groups = [(groups[0][0], range(len(workers)))]
     return tuple(groups)
 
 
@@ -429,7 +376,7 @@ class FoldColumn(FoldPartials):
     """A function that folds one value of each of some replicas."""
 
     def __call__(self, *results: Any) -> Any:
-        return self.fold.column(results)
+        return self.fold.rows([[result] for result in results])
 
     def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
         """Return whether all values are small NumPy values."""

@@ -26,23 +26,20 @@ class CallEnd:
     def __init__(self) -> None:
         self._why: str | None = None
         self._refuses_saves = False
-        # None for as long as there are no callbacks, as each step makes such an object.
-        self._callbacks: list[Callable[[], None]] | None = None
+        self._callbacks: list[Callable[[], None]] = []
         # Replica -> what it did last, for a batch its number, and the time.
-        self._last: dict[int, tuple[str, int | None, float]] | None = None
+        self._last: dict[int, tuple[str, int | None, float]] = {}
 
     def note(self, replica: int, action: str, number: int | None = None, *, begins: bool = False) -> None:
         """Note what a replica does that shows that its function continues, such as taking a batch.
 
         Something that only ``begins`` has a time limit of its own.
         """
-        if self._last is None:
-            self._last = {}
         self._last[replica] = action, number, math.inf if begins else monotonic()
 
     def last(self, replica: int) -> tuple[str, float] | None:
         """Return what a replica noted last, and the seconds since; None if it noted nothing."""
-        noted = (self._last or {}).get(replica)
+        noted = self._last.get(replica)
         if noted is None:
             return None
         action, number, at = noted
@@ -63,7 +60,7 @@ class CallEnd:
             if self._why is not None:
                 return
             self._why = why
-            callbacks = list(self._callbacks or ())
+            callbacks = list(self._callbacks)
         if callbacks:
             # Use another thread: this one may be an event loop, and the callbacks acquire locks.
             threading.Thread(target=_call_all, args=(callbacks,), name="daskdist end of call", daemon=True).start()
@@ -87,12 +84,11 @@ class CallEnd:
     def on_end(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call a function in a separate thread when the call is to end; return a function that cancels this."""
         with _lock:
-            callbacks = self._callbacks = self._callbacks or []
-            callbacks.append(callback)
+            self._callbacks.append(callback)
 
         def undo() -> None:
             with _lock, contextlib.suppress(ValueError):
-                callbacks.remove(callback)
+                self._callbacks.remove(callback)
 
         return undo
 

@@ -24,7 +24,7 @@ from daskdist.strategy.replica.call_end import CallEnd
 from daskdist.strategy.replica.checkpoints import ReplicaCheckpoints
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_stream_of, moved_nest, own_copy
+from daskdist.strategy.values.device_arrays import catch_up, in_stream_of, own_copy, placed_nest
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.variable_contract import VariableContract, token_of
@@ -215,12 +215,8 @@ class ReplicaContext:
         merge = Merge(merge_fn, call)
         result, changes = self._meet(merge, (call_args, merge_calls.collect(call_args)))[self.replica_id_in_sync_group]
         merge_calls.apply(changes, self)
-        if not device.is_host:
-            with in_stream_of(device):
-                return moved_nest(result, device)
-        result = host_nest(result)
         # Copy arrays, as `all_reduce` does; other objects are shared within a process.
-        return optree.tree_map(_own_array, result, none_is_leaf=True)
+        return optree.tree_map(_own_array, placed_nest(result, device), none_is_leaf=True)
 
     def checkpoint(self, manager: CheckpointManager, /, **objects: Any) -> None:
         """Save one checkpoint of all replicas at this step, in the background.
@@ -317,10 +313,6 @@ class ReplicaContext:
             self._checkpoints = ReplicaCheckpoints(self._meet, self.replica_id_in_sync_group, self._end)
         return self._checkpoints
 
-    def _finish_checkpoints(self, *, is_failed: bool) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.close(is_failed=is_failed)
-
     def _check_end(self) -> None:
         """Raise an error if the call is to end, because its program is gone or a worker is lost."""
         if self._end is not None:
@@ -337,13 +329,8 @@ class ReplicaContext:
             result, is_own = self._met(number, collective, contribution)
         if not isinstance(collective, (AllReduce, AllGather)):
             return result
-        if are_loaded():
-            # Place the results on the device of the replica's values.
-            return [own_copy(value, leaf, is_own=is_own) for value, leaf in zip(result, contribution[0], strict=True)]
-        if is_own:
-            return result
-        # Copy, so that replicas can change their results in place.
-        return [value.copy() if isinstance(value, np.ndarray) else value for value in result]
+        # Place the results on the device of the replica's values, where it can change them in place.
+        return [own_copy(value, leaf, is_own=is_own) for value, leaf in zip(result, contribution[0], strict=True)]
 
     def _met(self, number: int, collective: Collective, contribution: Any) -> Any:
         meet_others = self._rendezvous().meet  # type: ignore[misc]
@@ -376,7 +363,8 @@ def meet(replica: ReplicaContext, collective: Collective, contribution: Any) -> 
 
 def finish_checkpoints(replica: ReplicaContext, *, is_failed: bool) -> None:
     """Wait until a replica's checkpoints are written, after its function has returned or raised an error."""
-    replica._finish_checkpoints(is_failed=is_failed)
+    if replica._checkpoints is not None:
+        replica._checkpoints.close(is_failed=is_failed)
 
 
 def store_of(replica: ReplicaContext) -> Any:

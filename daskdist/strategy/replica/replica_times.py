@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 _RESTING, _WAITING, _WORKING = range(3)
-_AT_REST: Final = (_RESTING, 0.0)
 Totals = tuple[int, int, float, float]
 
 
@@ -16,38 +15,32 @@ class ReplicaTimes:
     The replica's thread records its activity; any thread may read the totals.
     """
 
-    __slots__ = ("_num_rows", "_num_steps", "_since", "_waiting_s", "_working_s")
+    __slots__ = ("_num_rows", "_num_steps", "_seconds", "_since")
 
     def __init__(self) -> None:
         self._num_steps = self._num_rows = 0
-        self._waiting_s = self._working_s = 0.0
+        # The seconds of each activity that is over.
+        self._seconds = [0.0, 0.0, 0.0]
         # The current activity, and its beginning.
-        self._since = _AT_REST
+        self._since = _RESTING, monotonic()
 
     def wait(self) -> None:
         """Record that the replica waits for input."""
-        now = monotonic()
-        state, since = self._since
-        if state == _WORKING:
-            self._working_s += now - since
-        self._since = _WAITING, now
+        self._begin(_WAITING)
 
     def work(self) -> None:
         """Record that the replica is in a step, or in another call of the program."""
-        now = monotonic()
-        state, since = self._since
-        if state == _WAITING:
-            self._waiting_s += now - since
-        self._since = _WORKING, now
+        self._begin(_WORKING)
 
     def rest(self) -> None:
         """Record that the replica has nothing to do."""
-        state, since = self._since
-        self._since = _AT_REST
-        if state == _WORKING:
-            self._working_s += monotonic() - since
-        elif state == _WAITING:
-            self._waiting_s += monotonic() - since
+        self._begin(_RESTING)
+
+    def _begin(self, activity: int) -> None:
+        now = monotonic()
+        before, since = self._since
+        self._since = activity, now
+        self._seconds[before] += now - since
 
     def count(self, batch: Any) -> None:
         """Count a step, and the rows of its batch; None if it has no part of a dataset."""
@@ -56,10 +49,11 @@ class ReplicaTimes:
 
     def totals(self) -> Totals:
         """Return the steps, the rows, and the seconds in steps and in waiting for input, until now."""
-        state, since = self._since
+        activity, since = self._since
+        _, waiting_s, working_s = self._seconds
         so_far = monotonic() - since
-        working_s = self._working_s + so_far * (state == _WORKING)
-        return self._num_steps, self._num_rows, working_s, self._waiting_s + so_far * (state == _WAITING)
+        working_s += so_far * (activity == _WORKING)
+        return self._num_steps, self._num_rows, working_s, waiting_s + so_far * (activity == _WAITING)
 
 
 def rows_in(element: Any) -> int:

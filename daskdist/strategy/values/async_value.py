@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from dask import threaded
@@ -87,7 +87,6 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
         spec: TensorSpec | None = None,
         num_rows: frozenset[int] = frozenset(),
     ) -> None:
-        # Inlined from the constructor of `Pending`, as every step creates values.
         self.caller = caller
         self.ref = ref
         self.known = self.worker_before = None
@@ -115,15 +114,6 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
         if out:
             return getattr(ufunc, method)(*results_of(inputs), out=tuple(out), **kwargs)
         return _apply(getattr(ufunc, method), inputs, kwargs)
-
-    def __add__(self, other: Any) -> Any:
-        # This is faster than the mixin, which uses NumPy.
-        return _apply(np.add, (self, other)) if type(other) in _PLAIN else super().__add__(other)
-
-    __iadd__ = __add__
-
-    def __radd__(self, other: Any) -> Any:
-        return _apply(np.add, (other, self)) if type(other) in _PLAIN else super().__radd__(other)
 
     def __getitem__(self, key: Any) -> AsyncValue:
         return _apply(operator.getitem, (self, key))
@@ -188,10 +178,6 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
 
     # Equality is elementwise, as for arrays, so the value is not hashable.
     __hash__ = None  # type: ignore[assignment]
-
-
-# Types that can be added without further checks.
-_PLAIN: Final = frozenset({AsyncValue, int, float, np.float32, np.float64})
 
 
 def _itself(value: Any) -> Any:

@@ -126,6 +126,14 @@ def moved_nest(nest: Any, device: Device) -> Any:
     return optree.tree_map(leaf_there, nest, none_is_leaf=True)
 
 
+def placed_nest(nest: Any, device: Device) -> Any:
+    """Return a nest with its arrays on a device if that supports them, or on the host."""
+    if device.is_host:
+        return host_nest(nest)
+    with in_stream_of(device):
+        return moved_nest(nest, device)
+
+
 def home_of(devices: Sequence[Device | None]) -> Device | None:
     """Return the device to combine values on: the first value's; None if any value is on the host."""
     first = devices[0]

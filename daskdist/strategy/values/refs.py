@@ -54,6 +54,12 @@ def row_leaf(place: int, leaf: int, is_writable: bool = False) -> RowLeaf:
     return RowLeaf(place, leaf, is_writable)
 
 
+@lru_cache(maxsize=64)
+def list_spec(num_leaves: int) -> Any:
+    """Return the structure of a list of ``num_leaves`` leaves."""
+    return flattened([0] * num_leaves)[1]
+
+
 # The class is not frozen, as every step creates some objects, and those of a frozen class take three times as long.
 @dataclass(slots=True)
 class FlatResult:
@@ -68,6 +74,11 @@ class FlatResult:
         if kind in LEAVES:
             return cls([result], _LEAF)
         return result if kind is cls else cls(*flattened(result))
+
+    @classmethod
+    def listed(cls, leaves: list[Any]) -> FlatResult:
+        """Return a list of leaves, which are not flattened any more even if they are nests."""
+        return cls(leaves, list_spec(len(leaves)))
 
     def __sizeof__(self) -> int:
         # Dask calls this; its own function knows the sizes of the leaves.
@@ -125,7 +136,7 @@ def leaves_of_results(structure: bytes) -> tuple[ResultLeaf, ...]:
 @lru_cache(maxsize=64)
 def leaves_of_list(num_leaves: int) -> tuple[ResultLeaf, ...]:
     """Return the parts of results that are lists of ``num_leaves`` leaves."""
-    return leaves_of_results(pickled_structure(flattened([0] * num_leaves)[1]))
+    return leaves_of_results(pickled_structure(list_spec(num_leaves)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +158,7 @@ class TaskResults:
         return len(self.futures)
 
 
+@dataclass(slots=True, eq=False)
 class Ref:
     """The name of a value that is not in this process.
 
@@ -160,17 +172,15 @@ class Ref:
         Extracts the part.
     """
 
-    __slots__ = ("pick", "place", "source")
-
-    def __init__(self, source: Any, place: int, pick: Pick = whole) -> None:
-        self.source = source
-        self.place = place
-        self.pick = pick
+    source: Any
+    place: int
+    pick: Pick = whole
 
     @property
     def worker(self) -> str | None:
         """The address of the worker that computes the value, if known."""
         workers: Sequence[str | None] = self.source.workers
+        # A call that was made again may have fewer results.
         return workers[self.place] if self.place < len(workers) else None
 
 
@@ -200,10 +210,7 @@ class Refs(NamedTuple):
 
     def refs(self, numbers: Sequence[int]) -> tuple[Ref, ...]:
         """Return the names of some replicas' values."""
-        source, picks = self.source, self.picks
-        if isinstance(picks, tuple):
-            return tuple(map(self.ref, numbers))
-        return tuple([Ref(source, number, picks) for number in numbers])
+        return tuple(map(self.ref, numbers))
 
     def ref(self, number: int) -> Ref:
         """Return the name of one replica's value."""
@@ -215,20 +222,27 @@ REFERENCE_LEAVES: Final[set[type]] = {*LEAVES, Ref}
 
 
 class Pending:
-    """A value that may or may not be in this process: the base of `AsyncValue`."""
+    """A value that may or may not be in this process: the base of `AsyncValue`.
+
+    Attributes
+    ----------
+    caller
+        The object that fetches the value.
+    ref
+        The name of the value; None once it is in this process.
+    known, worker_before
+        The value, once it is in this process, and the worker that it was on.
+    """
 
     __slots__ = ("caller", "known", "ref", "worker_before")
 
+    caller: ResultSource
+    ref: Ref | None
+    known: Any
+    worker_before: str | None
+
     def __init_subclass__(cls) -> None:
         REFERENCE_LEAVES.add(cls)
-
-    def __init__(self, caller: ResultSource, ref: Ref | None) -> None:
-        self.caller = caller
-        # The name of the value; None once it is in this process.
-        self.ref = ref
-        # The value, once it is in this process, and the worker that it was on.
-        self.known: Any = None
-        self.worker_before: str | None = None
 
     @property
     def worker(self) -> str | None:
@@ -241,9 +255,8 @@ class Pending:
         """Wait for the value and return it."""
         ref = self.ref
         if ref is not None:
-            (self.known,), workers = self.caller.results((ref,)), ref.source.workers
-            # A call that is made again meanwhile may have fewer results.
-            self.worker_before = workers[ref.place] if ref.place < len(workers) else None
+            (self.known,) = self.caller.results((ref,))
+            self.worker_before = ref.worker
             # Another thread may read the value at the same time.
             self.ref = None
         return self.known
@@ -263,6 +276,7 @@ def results_of(values: Sequence[Any]) -> list[Any]:
     return results
 
 
+@dataclass(slots=True, eq=False)
 class GlobalBatch:
     """The batch of one step, of which each replica has a piece.
 
@@ -278,20 +292,10 @@ class GlobalBatch:
         Whether replicas without rows are skipped: `ABSENT` stands for their pieces.
     """
 
-    __slots__ = ("is_writable", "leaves", "skips_empty", "structure")
-
-    def __init__(
-        self,
-        structure: Structure,
-        leaves: Sequence[Refs | Sequence[Any]],
-        *,
-        is_writable: bool,
-        skips_empty: bool,
-    ) -> None:
-        self.structure = structure
-        self.leaves = leaves
-        self.is_writable = is_writable
-        self.skips_empty = skips_empty
+    structure: Structure
+    leaves: Sequence[Refs | Sequence[Any]]
+    is_writable: bool
+    skips_empty: bool
 
     def __len__(self) -> int:
         first = self.leaves[0]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeVar
+from typing import Self
 
 from daskdist.errors import ArgumentError
-
-_E = TypeVar("_E", bound="_Named")
 
 
 class _Named(enum.Enum):
     @classmethod
-    def of(cls: type[_E], value: object) -> _E:
+    def of(cls, value: object) -> Self:
         """Return the member of a name, in any case, or the given member itself."""
         if isinstance(value, cls):
             return value

@@ -129,15 +129,11 @@ def leaves_like(layout: CopyLayout, value: Any, operation: str) -> list[Any]:
     return leaves
 
 
-def as_arrays(leaves: Sequence[Any]) -> list[Any]:
-    """Convert leaves to arrays if possible in this process: other variables and arrays of frameworks.
+def array_of_leaf(leaf: Any) -> Any:
+    """Convert a leaf to an array if possible in this process: another variable, or an array of a framework.
 
-    Device arrays stay on their devices.
+    A device array stays on its device.
     """
-    return list(map(_as_array, leaves))
-
-
-def _as_array(leaf: Any) -> Any:
     if is_array(leaf):
         return leaf
     if isinstance(leaf, VariableContract):

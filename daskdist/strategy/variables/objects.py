@@ -23,7 +23,7 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import Agreed, First
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.replica.context import ReplicaContext, meet
-from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
+from daskdist.strategy.values.device_arrays import placed_nest
 from daskdist.strategy.variables.aggregation import VariableAggregation
 
 ADVICE: Final = (
@@ -78,7 +78,7 @@ def aggregated(operation: str, aggregation: VariableAggregation, replica: Replic
         is_first = replica.replica_id_in_sync_group == 0
         # Copy now, as the first replica may change its object as soon as all replicas have arrived.
         contents = meet(replica, First(operation), [copied(value, operation)] if is_first else None)
-        return value if is_first else _on_device_of(replica, copied(contents[0], operation))
+        return value if is_first else placed_nest(copied(contents[0], operation), named(replica.devices[0]))
     try:
         nest = as_numpy(value, copied=False)
     except ArgumentError as error:
@@ -91,14 +91,6 @@ def aggregated(operation: str, aggregation: VariableAggregation, replica: Replic
                 f"{operation}: aggregation {aggregation.name} of {before} results in {after}; give arrays of that dtype"
             )
     return like(value, contents)
-
-
-def _on_device_of(replica: ReplicaContext, value: Any) -> Any:
-    device = named(replica.devices[0])
-    if device.is_host:
-        return host_nest(value)
-    with in_stream_of(device):
-        return moved_nest(value, device)
 
 
 @dataclass

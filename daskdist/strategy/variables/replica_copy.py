@@ -17,14 +17,13 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import Collect, First
 from daskdist.strategy.reduce.device_reduction import cast
 from daskdist.strategy.reduce.reductions import ReduceOp
-from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import ReplicaContext, current_replica, meet, store_of, updates_alone
 from daskdist.strategy.replica.threads import check_thread
 from daskdist.strategy.values.device_arrays import host_array, host_nest, moved
 from daskdist.strategy.values.refs import FlatResult
 from daskdist.strategy.values.variable_contract import token_of
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
-from daskdist.strategy.variables.layout import CopyLayout, as_arrays, check, frozen, leaves_like, with_dtype
+from daskdist.strategy.variables.layout import CopyLayout, array_of_leaf, check, frozen, leaves_like, with_dtype
 from daskdist.strategy.variables.objects import copied, parts_of
 from daskdist.strategy.variables.record import (
     VariableRecord,
@@ -88,7 +87,7 @@ class ReplicaCopy:
             self._check_change(method)
             return [own_object(value, self.variable.name)]
         operation = f"{self.variable.name}.{method}"
-        leaves = as_arrays(leaves_like(layout, value, operation))
+        leaves = list(map(array_of_leaf, leaves_like(layout, value, operation)))
         check(operation, layout, leaves)
         return leaves
 
@@ -178,11 +177,6 @@ def _required_copy(variable: VariableRecord) -> ReplicaCopy:
     return copy
 
 
-def _listed(leaves: list[Any]) -> FlatResult:
-    # As a list, even if a leaf is an object that is a nest.
-    return FlatResult(leaves, list_spec(len(leaves)))
-
-
 def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: str | None) -> FlatResult:
     """Call a function that creates the initial value of a variable."""
     copy = _required_copy(variable)
@@ -201,11 +195,8 @@ def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: st
             value = make()
             layout = CopyLayout.of(value)
     set_layout(variable, layout)
-    if layout.treespec is not None:
-        copy.write("put", optree.tree_leaves(value))
-        return _listed([layout])
-    copy.write("put", [value])
-    return _listed([layout])
+    copy.write("put", [value] if layout.treespec is None else optree.tree_leaves(value))
+    return FlatResult.listed([layout])
 
 
 def _for_program(copy: ReplicaCopy) -> FlatResult:
@@ -217,12 +208,16 @@ def _for_program(copy: ReplicaCopy) -> FlatResult:
         # An object that cannot be copied cannot be sent either.
         with contextlib.suppress(ArgumentError):
             leaves = [copied(leaf, copy.variable.name) for leaf in leaves]
-    return _listed(leaves)
+    return FlatResult.listed(leaves)
 
 
 def read_on_replica(variable: VariableRecord, is_asked: bool = True) -> FlatResult:
     """Return the leaves of a replica's copy; None for each if the replica is not asked."""
-    return _for_program(_required_copy(variable)) if is_asked else _listed([None] * layout_of(variable).num_leaves)
+    return (
+        _for_program(_required_copy(variable))
+        if is_asked
+        else FlatResult.listed([None] * layout_of(variable).num_leaves)
+    )
 
 
 def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
@@ -241,7 +236,7 @@ def write_on_replica(variable: VariableRecord, method: str, leaves: list[Any]) -
     """Change only a replica's copy, and return its leaves."""
     copy = _required_copy(variable)
     if layout_of(variable).treespec is not None:
-        leaves = as_arrays(leaves)
+        leaves = list(map(array_of_leaf, leaves))
         check(f"{variable.name}.{method}", layout_of(variable), leaves)
     elif method == "assign":
         # Copy, as the program or other replicas may have the same object.
@@ -259,7 +254,7 @@ def align_on_replica(variable: VariableRecord) -> FlatResult:
         first_leaves = meet(replica, First(f"{variable.name}, aligned"), copy.host_leaves if is_first else None)
         if not is_first:
             copy.write("put", first_leaves)
-    return _listed([True])
+    return FlatResult.listed([True])
 
 
 def inherit_on_replica(variable: VariableRecord, values: Mapping[int, list[Any]]) -> FlatResult:
@@ -271,7 +266,7 @@ def inherit_on_replica(variable: VariableRecord, values: Mapping[int, list[Any]]
                 copy.write("assign_add", leaves)
         elif variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA and 0 in values:
             copy.write("put", values[0])
-    return _listed([True])
+    return FlatResult.listed([True])
 
 
 def join_on_replica(variable: VariableRecord) -> FlatResult:
@@ -296,14 +291,14 @@ def join_on_replica(variable: VariableRecord) -> FlatResult:
         elif variable.aggregation is VariableAggregation.MEAN:
             leaves = [np.mean(column, axis=0, dtype=column[0].dtype) for column in zip(*of_all, strict=True)]
         copy.write("put", leaves)
-    return _listed([True])
+    return FlatResult.listed([True])
 
 
 def undo_on_replica(call: int) -> FlatResult:
     """Restore the variables of a replica as they were before a call; return whether they are known."""
     replica = current_replica()
     store: Any = None if replica is None else store_of(replica)
-    return _listed([store is None or store.undo(replica.replica_id_in_sync_group, call)])  # type: ignore[union-attr]
+    return FlatResult.listed([store is None or store.undo(replica.replica_id_in_sync_group, call)])  # type: ignore[union-attr]
 
 
 def state_on_replica(variable: VariableRecord) -> FlatResult:
@@ -318,7 +313,7 @@ def state_on_replica(variable: VariableRecord) -> FlatResult:
                 f"{variable.name}: {layout_of(variable).kind} cannot be saved; it needs a state_dict() of arrays and a "
                 f"load_state_dict(): {error}"
             ) from None
-    return FlatResult([value], list_spec(1))
+    return FlatResult.listed([value])
 
 
 def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResult:
@@ -330,13 +325,9 @@ def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResul
     if isinstance(value, Stateful):
         value = layout_of(variable).packed(copy.mutable_leaves)
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
-        return FlatResult([True], list_spec(1))
-    restored = like(value, saved)
-    if layout_of(variable).treespec is None:
-        copy.write("put", [restored])
-    else:
-        copy.write("put", copy.checked("restore", restored))
-    return FlatResult([True], list_spec(1))
+        return FlatResult.listed([True])
+    copy.write("put", copy.checked("restore", like(value, saved)))
+    return FlatResult.listed([True])
 
 
 def checked_state(variable: VariableRecord, state: Any, num_replicas: int) -> Any:
@@ -392,4 +383,4 @@ def restore_among_replicas(variable: VariableRecord, saved: Any) -> None:
                 for leaf, spec in zip(leaves, layout_of(variable).specs, strict=True)
             ]
         )
-    restore_on_replica(variable, FlatResult([saved], list_spec(1)))
+    restore_on_replica(variable, FlatResult.listed([saved]))

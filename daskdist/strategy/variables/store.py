@@ -27,10 +27,7 @@ class VariableStore:
 
     def undo_log(self, replica: int) -> UndoLog:
         """Return the log of a replica's changes, which notes those of calls that may be undone."""
-        undo_log = self._undo_logs.get(replica)
-        if undo_log is None:
-            undo_log = self._undo_logs[replica] = UndoLog()
-        return undo_log
+        return self._undo_logs.setdefault(replica, UndoLog())
 
     def undo(self, replica: int, call: int) -> bool:
         """Restore a replica's states before a call, by its number; return False if they are not known."""
@@ -90,10 +87,9 @@ class VariableStore:
             self._states[number] = {numbers[replica]: state for replica, state in states.items()}
         self._undo_logs = {numbers[replica]: undo_log for replica, undo_log in self._undo_logs.items()}
 
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Drop the states of variables."""
-        for number in numbers:
-            self._states.pop(number, None)
+    def drop(self, number: int) -> None:
+        """Drop the states of a variable."""
+        self._states.pop(number, None)
 
     def drop_of(self, replica: int, numbers: Iterable[int]) -> None:
         """Drop one replica's states of variables."""

@@ -19,7 +19,6 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference, VariableKey
 from daskdist.strategy.collectives.operations import Agreed, First
 from daskdist.strategy.reduce.reductions import ReduceOp
-from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import ReplicaContext, current_replica, current_scope_strategy, meet
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
@@ -30,7 +29,7 @@ from daskdist.strategy.variables.aggregation import VariableAggregation, Variabl
 from daskdist.strategy.variables.layout import (
     NUMBERS,
     CopyLayout,
-    as_arrays,
+    array_of_leaf,
     check,
     leaves_like,
     of_numbers,
@@ -433,14 +432,12 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         """
         if copy_on_replica(self) is not None:
             return state_among_replicas(self)
-        strategy = self._strategy_in_use()
-        if is_saved_per_replica(self):
-            states = internals_of(strategy).call_each(1, "variable", state_on_replica, self)
-            return {"replicas": list(strategy.local_results(states[0]))}
-        if self._layout.treespec is not None:
+        strategy, are_apart = self._strategy_in_use(), is_saved_per_replica(self)
+        if self._layout.treespec is not None and not are_apart:
             return {"value": self.numpy()}
-        states = internals_of(strategy).call_each(1, "variable", state_on_replica, self)
-        return {"value": strategy.local_results(states[0])[0]}
+        (column,) = internals_of(strategy).call_each(1, "variable", state_on_replica, self)
+        states = strategy.local_results(column)
+        return {"replicas": list(states)} if are_apart else {"value": states[0]}
 
     def __daskdist_state_form__(self) -> dict[str, Any]:
         # A state with any values, as those of now may be lost.
@@ -469,7 +466,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             self.assign(like(self._layout.zeros, saved))
             return
         states = saved if is_saved_per_replica(self) else [saved] * strategy.num_replicas_in_sync
-        per_replica = PerReplica([FlatResult([state], list_spec(1)) for state in states])
+        per_replica = PerReplica([FlatResult.listed([state]) for state in states])
         # Wait, to raise the errors of values that do not fit.
         strategy.local_results(
             internals_of(strategy).call_each(1, "variable", restore_on_replica, self, per_replica)[0]
@@ -580,7 +577,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
 
 def _here(leaf: Any) -> Any:
     # Return arrays of frameworks as NumPy arrays, and values that may be on workers unchanged.
-    return leaf if isinstance(leaf, (AsyncValue, PerReplica, Variable)) else as_arrays([leaf])[0]
+    return leaf if isinstance(leaf, (AsyncValue, PerReplica, Variable)) else array_of_leaf(leaf)
 
 
 def copies_where(variable: Variable, is_asked: Sequence[bool]) -> PerReplica:
