@@ -263,15 +263,15 @@ class Mailbox:
     async def _answer_steps_soon(self, sender: str, asked: StepsAsked) -> None:
         # Wait a while if the step is not known yet.
         end, wait = time.monotonic() + LOOK_EVERY_S, 0.001
-        while True:
-            known = self.step_counts.known_from(asked.pipeline, asked.iteration, asked.first)
-            if self._how_over(asked.key).keys() >= set(asked.replicas):
-                known = known._replace(is_over=True)
-            if known.is_known(asked.first) or time.monotonic() > end:
-                self.links.send(sender, Answer(asked.request, known))
-                return
+        while not (known := self._known_steps(asked)).is_known(asked.first) and time.monotonic() <= end:
             await asyncio.sleep(wait)
             wait = min(2 * wait, _LOOK_AGAIN_S)
+        self.links.send(sender, Answer(asked.request, known))
+
+    def _known_steps(self, asked: StepsAsked) -> KnownSteps:
+        known = self.step_counts.known_from(asked.pipeline, asked.iteration, asked.first)
+        are_over = self._how_over(asked.key).keys() >= set(asked.replicas)
+        return known._replace(is_over=True) if are_over else known
 
     def ask_steps(
         self, key: Step, remote: RemotePipeline, pipeline: PipelineKey, iteration: int, first: int
@@ -288,21 +288,22 @@ class Mailbox:
         question = partial(
             StepsAsked, key=key, pipeline=pipeline, iteration=iteration, first=first, replicas=remote.replicas
         )
-        while True:
-            answer: LostWorker | KnownSteps = self._answer_of(remote.worker, question)
-            group = self.groups.get(key[0])
-            if group is None:
-                raise closed_error("run")
-            if isinstance(answer, LostWorker):
-                raise lost_worker_error("run", group, remote.worker, answer.why)
-            if answer.is_known(first):
-                return answer
+        known = KnownSteps(0, {}, False)
+        while not known.is_known(first):
             if time.monotonic() > end:
                 raise CollectiveError(
                     f"run: {named_replicas(remote.replicas)} did not reach step {first} of pass "
                     f"{iteration} of a distributed dataset within {most:g} s, which is daskdist.timeouts.collective; "
                     "all replicas must make the same passes"
                 )
+            answer: LostWorker | KnownSteps = self._answer_of(remote.worker, question)
+            group = self.groups.get(key[0])
+            if group is None:
+                raise closed_error("run")
+            if isinstance(answer, LostWorker):
+                raise lost_worker_error("run", group, remote.worker, answer.why)
+            known = answer
+        return known
 
     def _answer_of(self, address: str, question: Callable[[int], Any]) -> Any:
         asked = self.questions.ask([address], question)
