@@ -20,7 +20,6 @@ from daskdist.formats.csv.dialect import (
     TABS,
     Dialect,
     Sampled,
-    first_row_begins,
     header_of,
     marked_again,
     sampled,
@@ -127,18 +126,14 @@ class Csv(SampledFormat):
         splits = self._ranges(path).list(path, file, 1 if len(schema.names) >= _MANY_COLUMNS else GROWTH)
         if not splits:
             return splits
-        names, begin = schema.names, 0
-        if self.dialect.has_header:
-            header = self._header(path)
-            if header is None:
-                return []
-            names, begin = header
-            if self.dialect.names is None:
-                self._check_header(path, names, schema, first)
-            else:
-                names = schema.names
+        header = header_of(path, self._ranges(path), self.dialect.of(path))
+        if header is None:
+            return []
+        names, begin = header
+        if self.dialect.has_header and self.dialect.names is None:
+            self._check_header(path, names, schema, first)
         else:
-            begin = first_row_begins(path, self._ranges(path), self.dialect.of(path))
+            names = schema.names
         return [replace(split, payload=CsvSplit(split.payload, names, begin, schema)) for split in splits]
 
     def read(self, split: Split) -> Block:
@@ -247,9 +242,6 @@ class Csv(SampledFormat):
             ),
             **self.dialect.of(path).of_fields,
         )
-
-    def _header(self, path: str) -> tuple[tuple[str, ...], int] | None:
-        return header_of(path, self._ranges(path), self.dialect.of(path))
 
     def _check_header(self, path: str, names: tuple[str, ...], schema: Schema, first: FirstFile) -> None:
         # Columns may come in another order, and there may be more if only some are selected.
