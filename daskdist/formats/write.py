@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, takewhile
 from math import prod
@@ -21,12 +21,13 @@ from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.errors import ArgumentError, FileError
 from daskdist.formats import WritableFormat
 from daskdist.formats.npy import npy_writer
 from daskdist.formats.zarr import UnfinishedStore, check_store, unfinished_store
 from daskdist.storage.atomic_file import put, remove_temporaries, rename
 from daskdist.storage.compression import compression_of, has_suffix
+from daskdist.storage.failures import replaced_errors
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.hidden_files import is_hidden
 from daskdist.storage.http_files import check_writable
@@ -34,7 +35,6 @@ from daskdist.storage.listing import files_below
 from daskdist.storage.replace_directory import current, is_store, pointer_to, temporary_beside
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
-from daskdist.url_secrets import shown_cause
 
 # The number of attempts to remove a directory to which abandoned calls may still write, and the seconds between them.
 _TRIES: Final = 5
@@ -60,10 +60,6 @@ class Written:
     name: str
     num_rows: int
     num_bytes: int
-
-
-# ``write(number, rows)`` writes the elements of the call of that number, on the worker that holds them.
-Write = Callable[[int, Rows], Written]
 
 
 @dataclass(frozen=True)
@@ -113,20 +109,18 @@ class WriteFile:
             return int(file.tell())
 
 
-@contextmanager
-def unwritable(path: str) -> Iterator[None]:
+def unwritable(path: str) -> AbstractContextManager[None]:
     """Raise errors of the block as a `FileError` that names the path to be written."""
-    try:
-        yield
-    except DaskdistError:
-        raise
-    except FileNotFoundError as error:
-        raise FileError(
-            f"{path}: cannot be written: there is no such directory; if workers write, give one that all of them "
-            "and this process share"
-        ) from shown_cause(error)
-    except Exception as error:
-        raise FileError(f"{path}: cannot be written: {error or type(error).__name__}") from shown_cause(error)
+
+    def replace(error: Exception) -> FileError:
+        if isinstance(error, FileNotFoundError):
+            return FileError(
+                f"{path}: cannot be written: there is no such directory; if workers write, give one that all of them "
+                "and this process share"
+            )
+        return FileError(f"{path}: cannot be written: {error or type(error).__name__}")
+
+    return replaced_errors(replace)
 
 
 def done_name(number: int, num_rows: int, num_bytes: int) -> str:
