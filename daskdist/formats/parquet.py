@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from daskdist.storage.filesystem import Storage, Version, is_remote
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
 from daskdist.tables.arrow_text import is_text
-from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
 
 # The compressions for writing.
@@ -82,7 +81,6 @@ class Parquet(TableFiles):
     element_spec: ElementSpec | None = None
 
     name = "parquet"
-    can_choose_columns: ClassVar[bool] = True
     suffixes = (".parquet", ".parq", ".pq")
     is_splittable = True
 
@@ -90,10 +88,10 @@ class Parquet(TableFiles):
         return head.startswith(b"PAR1")
 
     def schema(self, path: str) -> Any:
-        return self._footer(path).schema
+        return self._footer_of(self.storage.version(path)).schema
 
     def selected(self, names: Sequence[str]) -> list[str]:
-        return [*self._tables.read_from(names), *self._filtered_by(names)]
+        return [*super().selected(names), *self._filtered_by(names)]
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version = self.storage.version(path)
@@ -129,7 +127,7 @@ class Parquet(TableFiles):
             for name, column in zip(table.column_names, table.columns, strict=True):
                 if _has_text(column.type):
                     _check_text(column, f"{split.label}: column {name!r}")
-            return self._tables.block(table, split.label, split.payload[0].path)
+            return self.tables.block(table, split.label, split.payload[0].path)
 
     def _table(self, split: Split) -> Any:
         version, group, types = split.payload
@@ -139,7 +137,7 @@ class Parquet(TableFiles):
         repeated = [] if self.filters is not None or is_remote(path) else _footer_of(version).repeated_texts(group)
         with self._opened(version, repeated) as (file, footer), damage(split.label):
             names = footer.schema.names
-            needed = {*self._tables.read_from(names), *self._filtered_by(names)}
+            needed = set(self.selected(names))
             columns = None if len(needed) == len(names) else [name for name in names if name in needed]
             # Splits are read in parallel already; threads within one would only contend.
             table = file.read_row_group(group, columns=columns, use_threads=False)
@@ -169,14 +167,10 @@ class Parquet(TableFiles):
             write_page_checksum=True,
         )
 
-    @property
-    def _tables(self) -> TableReader:
-        return TableReader(self.columns, self.missing, self.partitions)
-
     def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
         if self._filtered_by(schema.names):
             self._check_filters(schema, path)
-        return self._tables.spec(schema, path)
+        return self.tables.spec(schema, path)
 
     def _filtered_by(self, names: Sequence[str]) -> list[str]:
         # Return the columns of a file that the filters use.
@@ -215,21 +209,12 @@ class Parquet(TableFiles):
     def _filtered(self, table: Any, path: str) -> Any:
         import pyarrow as pa
 
-        added = self._partition_fields(table.schema.names)
-        for partition_field in added:
-            value = pa.scalar(self.partitions.value(partition_field.name, path), partition_field.type)
-            table = table.append_column(partition_field, pa.repeat(value, table.num_rows))
-        return filtered(table, self.filters).drop_columns([partition_field.name for partition_field in added])
-
-    def _partition_fields(self, names: Sequence[str]) -> list[Any]:
-        # Return the fields of partition columns that are not in the file itself.
-        import pyarrow as pa
-
-        added = [name for name in self.partitions.names if name not in names]
-        return [pa.field(name, self.partitions.arrow_type(name)) for name in added]
-
-    def _footer(self, path: str) -> Footer:
-        return self._footer_of(self.storage.version(path))
+        # The partition columns that are not in the file itself.
+        added = [name for name in self.partitions.names if name not in table.column_names]
+        for name in added:
+            value = pa.scalar(self.partitions.value(name, path), self.partitions.arrow_type(name))
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
+        return filtered(table, self.filters).drop_columns(added)
 
     def _footer_of(self, version: Version) -> Footer:
         try:

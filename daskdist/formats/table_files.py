@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from daskdist.core.block import Block
 from daskdist.core.spec import ElementSpec
@@ -19,6 +19,8 @@ from daskdist.storage.failures import DamagedPart
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_bytes import recognised
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
+from daskdist.storage.hive_partitions import Partitions
+from daskdist.tables.from_arrow import TableReader
 from daskdist.url_secrets import shown_cause
 
 # The number of files to look into for the type of a column.
@@ -27,10 +29,24 @@ _MOST_FILES: Final = 64
 _MOST_LEFT_OUT: Final = 10_000
 
 
-class TableFiles(ABC):
+class ReadsTables:
+    """The part of a format that converts Arrow tables to elements."""
+
+    columns: Any
+    missing: Mapping[str, Any] | None
+    partitions: Partitions
+
+    can_choose_columns: ClassVar[bool] = True
+
+    @property
+    def tables(self) -> TableReader:
+        """The conversion of tables to elements."""
+        return TableReader(self.columns, self.missing, self.partitions)
+
+
+class TableFiles(ReadsTables, ABC):
     """The part of a format that compares the schemas of files with that of the first."""
 
-    missing: Mapping[str, Any] | None
     storage: Storage
 
     @abstractmethod
@@ -45,9 +61,9 @@ class TableFiles(ABC):
     def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
         """Return the spec of the elements of a file with a schema."""
 
-    @abstractmethod
     def selected(self, names: Sequence[str]) -> list[str]:
         """Return the columns to read of those of a file."""
+        return self.tables.read_from(names)
 
     def spec(self, path: str) -> ElementSpec:
         return self.first([path]).spec
