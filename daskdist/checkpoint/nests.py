@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.core.json_codec import MOST_DEPTH
 from daskdist.errors import ArgumentError
 
@@ -198,8 +199,10 @@ class _Like:
         self._state = state
         self._owner = owner
         self._copied = copied
-        self._make: Callable[[Any], Any] | None = None
-        self._is_searched = False
+
+    @cached_property
+    def _make(self) -> Callable[[Any], Any] | None:
+        return _maker_for(self._state, self._owner)
 
     def converted(self, nest: Any, state: Any, path: tuple[Any, ...]) -> Any:
         check_depth(path)
@@ -248,8 +251,6 @@ class _Like:
             return _packed(parts, state if is_alike and not hasattr(state, "_fields") else nest)
         if not isinstance(nest, np.ndarray):
             return nest
-        if not self._is_searched:
-            self._make, self._is_searched = _maker_for(self._state, self._owner), True
         if self._make is None or nest.dtype.kind not in "biufc":
             return self._copied_if_needed(nest)
         try:
