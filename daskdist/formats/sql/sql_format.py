@@ -308,7 +308,9 @@ class Sql:
         for name in self.dtypes or ():
             if name not in names:
                 raise ArgumentError(f"dtypes: no column {name!r}; there are {', '.join(map(repr, names))}")
-        read = self._tables_of(names).read_from(names)
+        if self.index is not None and self.index not in names and self.index != _ROW:
+            raise ArgumentError(f"read_sql: no index column {self.index!r}; there are {', '.join(map(repr, names))}")
+        read = self._tables.read_from(names)
         index, key, is_unique = self._index(connection, relation, kinds)
         if index is None:
             for option in ("num_splits", "rows_per_split", "limits"):
@@ -338,11 +340,6 @@ class Sql:
             tuple(order),
             max(1, row_bytes),
         )
-
-    def _tables_of(self, names: Sequence[str]) -> TableReader:
-        if self.index is not None and self.index not in names and self.index != _ROW:
-            raise ArgumentError(f"read_sql: no index column {self.index!r}; there are {', '.join(map(repr, names))}")
-        return self._tables
 
     def _index(
         self, connection: Any, relation: Relation, kinds: Mapping[str, Any]
