@@ -25,14 +25,14 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.formats import WritableFormat
 from daskdist.formats.npy import npy_writer
 from daskdist.formats.zarr import UnfinishedStore, check_store, unfinished_store
-from daskdist.storage.atomic_file import put, remove_temporaries, rename
+from daskdist.storage.atomic_file import put, remove_temporaries, rename, temporary_beside
 from daskdist.storage.compression import compression_of, has_suffix
 from daskdist.storage.failures import replaced_errors
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.hidden_files import is_hidden
 from daskdist.storage.http_files import check_writable
 from daskdist.storage.listing import files_below
-from daskdist.storage.replace_directory import current, is_store, pointer_to, temporary_beside
+from daskdist.storage.replace_directory import current, is_store, pointer_to
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
 
@@ -234,16 +234,17 @@ class DirectoryWriter:
     def _manifest(self) -> str:
         return f"{self._located[1]}/{manifest_name(self.form.name)}"
 
-    def _there(self) -> tuple[dict[str, int], bytes | None]:
+    def _there(self) -> tuple[dict[str, int], WriteManifest | None]:
         # The files to be replaced with their sizes, and the existing manifest.
         fs, root = self._located
         with unwritable(self.path):
             fs.invalidate_cache(root)
             if fs.isfile(root):
                 raise ArgumentError(f"{self.operation}: {self.path} is a file; give a directory")
-            before = fs.cat_file(self._manifest) if fs.isfile(self._manifest) else None
+            content = fs.cat_file(self._manifest) if fs.isfile(self._manifest) else None
             sizes = self._found()
-        ignored = () if before is None else WriteManifest.from_bytes(before, self._manifest).ignored
+        before = None if content is None else WriteManifest.from_bytes(content, self._manifest)
+        ignored = () if before is None else before.ignored
         old = {name: size for name, size in sorted(sizes.items()) if name not in ignored}
         if old and not self.overwrite:
             raise ArgumentError(
@@ -273,12 +274,14 @@ class DirectoryWriter:
             if has_suffix(name, self.form.suffixes) and not any(map(is_hidden, name.split("/")))
         }
 
-    def _named(self, waiting: str, names: Sequence[str], old: Mapping[str, int], before: bytes | None) -> list[str]:
+    def _named(
+        self, waiting: str, names: Sequence[str], old: Mapping[str, int], before: WriteManifest | None
+    ) -> list[str]:
         # The dataset is the old one until the second manifest is written.
         fs, root = self._located
         sizes = self._sizes(waiting, names)
         finals = self._names(len(names), old)
-        leftover = () if before is None else WriteManifest.from_bytes(before, self._manifest).ignored
+        leftover = () if before is None else before.ignored
         unfinished = WriteManifest(old, tuple({*leftover, *finals})).to_bytes()
         targets, renamed = [f"{root}/{final}" for final in finals], list[str]()
         try:

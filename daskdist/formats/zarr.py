@@ -34,12 +34,12 @@ from daskdist.formats.stored_arrays import (
     columns_of,
     names_in,
 )
-from daskdist.storage.atomic_file import put
+from daskdist.storage.atomic_file import put, temporary_beside
 from daskdist.storage.failures import damage, failures
 from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hidden_files import is_hidden_from
-from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
+from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory
 from daskdist.storage.retries import retried
 
 _ADVICE: Final = "convert it to numbers, times, text or bytes with map(...)"
