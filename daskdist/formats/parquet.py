@@ -27,6 +27,7 @@ from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version, is_remote
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.libraries import pa, pc, pq
 from daskdist.tables.arrow_text import is_text
 from daskdist.tables.to_arrow import check_columns, table_of
 
@@ -153,8 +154,6 @@ class Parquet(TableFiles):
         check_columns(spec)
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:
-        import pyarrow.parquet as pq
-
         table = table_of(rows, self.element_spec)
         num_groups = max(1, round(table.nbytes / in_bytes("split-bytes")))
         pq.write_table(
@@ -181,8 +180,6 @@ class Parquet(TableFiles):
         return [name for name in filtered if name in names]
 
     def _check_filters(self, schema: Any, path: str) -> None:
-        import pyarrow as pa
-
         # Arrow refuses some values only where there are rows.
         nulls = {name: pa.nulls(1, schema.field(name).type) for name in self._filtered_by(schema.names)}
         self._filtered(pa.table(nulls or {"": pa.nulls(1)}), path)
@@ -207,8 +204,6 @@ class Parquet(TableFiles):
         return kept
 
     def _filtered(self, table: Any, path: str) -> Any:
-        import pyarrow as pa
-
         # The partition columns that are not in the file itself.
         added = [name for name in self.partitions.names if name not in table.column_names]
         for name in added:
@@ -232,9 +227,6 @@ class Parquet(TableFiles):
     ) -> Iterator[tuple[Any, Footer]]:
         # Yield an open file and its footer, if that is known; `repeated` columns of text are read as dictionaries, and
         # old timestamps in a unit.
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         path = version.path
         with self._failures(version):
             options: dict[str, Any] = {"coerce_int96_timestamp_unit": unit}
@@ -272,8 +264,6 @@ class Parquet(TableFiles):
 
 
 def _has_text(kind: Any) -> bool:
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return _has_text(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -284,8 +274,6 @@ def _has_text(kind: Any) -> bool:
 def _with_plain_text(table: Any, names: Sequence[str]) -> Any:
     # Decode columns that were read as dictionaries, except those that are faster as they are. Invalid text in a
     # dictionary would be reported for every row.
-    import pyarrow as pa
-
     for place, name in enumerate(table.column_names):
         column = table.column(place)
         if name not in names or not pa.types.is_dictionary(column.type):
@@ -307,8 +295,6 @@ def _rows_of(data: Any, start: int, stop: int) -> Any:
 
 def _check_text(column: Any, where: str) -> None:
     # Neither pyarrow nor NumPy checks that text is valid.
-    import pyarrow as pa
-
     def is_text(start: int, stop: int) -> bool:
         try:
             (column if stop - start == len(column) else _rows_of(column, start, stop)).validate(full=True)
@@ -362,8 +348,6 @@ class Footer:
 
     def repeated_texts(self, group: int) -> list[str]:
         """Return the text columns of a row group that repeat a few texts, to read as a dictionary and indices."""
-        import pyarrow as pa
-
         known, schema = self.metadata.row_group(group), self.schema
         texts = {name: place for place, name in enumerate(schema.names) if schema.field(place).type == pa.string()}
         # Only without nested columns does a field have the same index in the file. Others are skipped, as many take
@@ -382,8 +366,6 @@ class Footer:
     @classmethod
     def of(cls, file: Any) -> Footer:
         """Return the footer of an open file."""
-        import pyarrow.parquet as pq
-
         opened = pq.ParquetFile(file, coerce_int96_timestamp_unit=_INT96_UNIT)
         file.seek(-_END_BYTES, os.SEEK_END)
         if int.from_bytes(file.read(4), "little") - opened.metadata.serialized_size == _SIGNATURE_BYTES:
@@ -414,17 +396,12 @@ _known: Final = _FooterCache()
 @lru_cache(maxsize=64)
 def _footer_of(version: Version) -> Footer:
     # Cached: parsing it takes as long as reading a small row group, and a file has many of them.
-    import pyarrow as pa
-
     with pa.OSFile(os.fsencode(version.path)) as file:
         return Footer.of(file)
 
 
 def _times(column: Any) -> Iterator[np.ndarray[Any, Any]]:
     # Yield the timestamps of a column, also those within its structs and lists.
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = column.type
     if pa.types.is_timestamp(kind):
         yield column.drop_null().to_numpy()
@@ -437,8 +414,6 @@ def _times(column: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 def _other_than_floats(path: str, kind: Any) -> Iterator[str]:
     # Yield the Parquet columns of an Arrow column, except those of floats.
-    import pyarrow as pa
-
     types = pa.types
     if types.is_struct(kind):
         for subfield in kind:

@@ -20,6 +20,7 @@ from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_bytes import recognised
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
 from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.libraries import pa
 from daskdist.tables.from_arrow import TableReader
 from daskdist.url_secrets import shown_cause
 
@@ -137,8 +138,6 @@ def valid_rows(
 
 def converted(table: Any, types: Any) -> Any:
     """Return a table or a record batch with the types of a schema that has its columns; None leaves it as it is."""
-    import pyarrow as pa
-
     for place, column in enumerate(table.schema):
         kind = column.type if types is None else types.field(column.name).type
         if kind != column.type:
@@ -150,15 +149,11 @@ def converted(table: Any, types: Any) -> Any:
 
 def typed_by_replacements(schema: Any, missing: Mapping[str, Any] | None) -> Any:
     """Return a schema with the types of replacements, other than numbers, instead of those of nulls."""
-    import pyarrow as pa
-
     kinds = {name: value for name, value in (missing or {}).items() if isinstance(value, (str, bytes, Mapping))}
     return _typed(schema, pa.schema([pa.field(name, pa.scalar(value).type) for name, value in kinds.items()]))
 
 
 def _has_nulls(kind: Any) -> bool:
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         return _has_nulls(kind.value_type)
     return bool(pa.types.is_null(kind)) or any(_has_nulls(kind.field(k).type) for k in range(kind.num_fields))
@@ -174,8 +169,6 @@ def _typed(schema: Any, other: Any) -> Any:
 
 
 def _typed_as(kind: Any, other: Any) -> Any:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_null(kind) or (types.is_dictionary(kind) and types.is_null(kind.value_type)):
         return other

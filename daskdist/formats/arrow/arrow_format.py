@@ -33,6 +33,7 @@ from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.libraries import pa
 
 # A batch of at least this fraction of a split's size is not combined with others.
 _LARGE: Final = 1 / 16
@@ -165,8 +166,6 @@ class Arrow(TableFiles):
             return self.tables.block(table.slice(start, stop - start), split.label, split.path or "")
 
     def _table(self, batches: Sequence[Any], part: ArrowSplit) -> Any:
-        import pyarrow as pa
-
         if part.rows is not None:
             start, stop = part.rows
             batches = [batch.slice(start, stop - start) for batch in batches]
@@ -182,8 +181,6 @@ class Arrow(TableFiles):
 
     @contextmanager
     def _opened(self, split: Split) -> Iterator[_Batches]:
-        import pyarrow as pa
-
         version = split.payload.version
         self.storage.check_unchanged(version, split.label)
         index = index_of(self.storage, version)
@@ -201,8 +198,6 @@ class Arrow(TableFiles):
 class _Batches:
     # The record batches of an open file.
     def __init__(self, index: BatchIndex, source: Any, options: Any) -> None:
-        import pyarrow as pa
-
         self._index = index
         self._source = source
         self._options = options
@@ -219,8 +214,6 @@ class _Batches:
         return record_batches
 
     def _of_stream(self, messages: Sequence[Message]) -> list[Any]:
-        import pyarrow as pa
-
         if len(self._index.others) == 1 and all(message.is_mapped for message in messages):
             record_batches = []
             for message in messages:

@@ -31,6 +31,7 @@ from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRec
 from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.first_bytes import is_unicode, refuse_other_encoding
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
+from daskdist.storage.libraries import pa
 
 # Files with at least this many columns have splits of the usual size.
 _MANY_COLUMNS: Final = 1000
@@ -137,8 +138,6 @@ class Csv(SampledFormat):
         return [replace(split, payload=CsvSplit(split.payload, names, begin, schema)) for split in splits]
 
     def read(self, split: Split) -> Block:
-        import pyarrow as pa
-
         part: CsvSplit = split.payload
         path = split.path or ""
         piece, fields = self._piece(split, part), self._fields(part, path)
@@ -217,8 +216,6 @@ class Csv(SampledFormat):
         return Schema(names, tuple(kinds))
 
     def _spec(self, schema: Schema, path: str) -> ElementSpec:
-        import pyarrow as pa
-
         types = pa.schema([(name, arrow_type(kind)) for name, kind in zip(schema.names, schema.kinds, strict=True)])
         return self.tables.spec(types, path)
 

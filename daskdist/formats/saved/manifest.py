@@ -16,6 +16,7 @@ from daskdist.core.json_codec import spec_from_json, spec_to_json, typed
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.storage.atomic_file import located, name_of_temporary, writing
+from daskdist.storage.libraries import pa
 from daskdist.url_secrets import shown_cause
 
 MANIFEST: Final = "manifest.json"
@@ -210,8 +211,6 @@ def _is_temporary(name: str) -> bool:
 
 
 def _is_ours(fs: Any, root: str, name: str) -> bool:
-    import pyarrow as pa
-
     if not _PART_NAME.fullmatch(name):
         return False
     try:
