@@ -263,15 +263,10 @@ class Storage:
         FileError
             The file is missing, or access is denied.
         """
-        if not is_remote(path):
-            # There may be very many files: the context manager is entered only after a failure.
-            try:
-                known = os.stat(path)
-            except OSError:
-                with failures(path, "cannot be looked up"):
-                    raise
-            return Version(path, known.st_size, str(known.st_mtime_ns))
         with failures(path, "cannot be looked up"):
+            if not is_remote(path):
+                known = os.stat(path)
+                return Version(path, known.st_size, str(known.st_mtime_ns))
             fs, inner = self.located(path)
             if is_http(path):
                 info = self._http.info(fs, inner, is_current=is_current)
