@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from daskdist.errors import FileError
 from daskdist.storage.filesystem import Storage
+from daskdist.storage.libraries import fsspec
 from daskdist.url_secrets import shown_cause
 
 _TEMPORARY: Final = re.compile(r"\.(.*)\.[0-9a-f]{32}\.tmp", re.DOTALL)
@@ -103,9 +104,7 @@ def remove_temporaries(fs: Any, path: str) -> None:
 
 def rename(fs: Any, source: str, target: str) -> None:
     """Rename a file; copy and delete it if the file system cannot rename."""
-    from fsspec import AbstractFileSystem
-
-    if type(fs).mv is not AbstractFileSystem.mv:
+    if type(fs).mv is not fsspec.AbstractFileSystem.mv:
         fs.mv(source, target)
         return
     # fsspec's generic method reads names with brackets as patterns.
@@ -123,9 +122,7 @@ def put(fs: Any, path: str, data: bytes, *, is_private: bool = False) -> None:
     FileError
         The file cannot be written.
     """
-    from fsspec import AbstractFileSystem
-
-    if type(fs).mv is AbstractFileSystem.mv:
+    if type(fs).mv is fsspec.AbstractFileSystem.mv:
         # In an object store an object appears when it is complete.
         fs.pipe_file(path, data)
         return

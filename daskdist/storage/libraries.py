@@ -41,6 +41,7 @@ class LazyModule:
         return value
 
 
+fsspec: Final = LazyModule("fsspec")
 pa: Final = LazyModule("pyarrow")
 pc: Final = LazyModule("pyarrow.compute")
 pq: Final = LazyModule("pyarrow.parquet")

@@ -31,7 +31,7 @@ from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array
 from daskdist.core.to_numpy import native
 from daskdist.errors import ArgumentError, FileError, StackError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
-from daskdist.storage.atomic_file import located, writing
+from daskdist.storage.atomic_file import is_on_disk, located, writing
 from daskdist.storage.failures import damage
 from daskdist.storage.filesystem import opened_remote
 from daskdist.storage.libraries import pa
@@ -321,14 +321,12 @@ def read_part(directory: str, part: SavedPart, structure: Structure) -> Block | 
 
 @contextmanager
 def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
-    from fsspec.implementations.local import LocalFileSystem
-
     fs, root = located(directory)
     path = f"{root}/{name}"
     with damage(path):
         # Arrays keep a file mapped after it is closed.
         try:
-            source = pa.memory_map(os.fsencode(path)) if isinstance(fs, LocalFileSystem) else opened_remote(fs, path)
+            source = pa.memory_map(os.fsencode(path)) if is_on_disk(fs) else opened_remote(fs, path)
         except FileNotFoundError as error:
             raise FileError(
                 f"{path}: not found: deleted since it was saved, or on a disk that this machine cannot access"
