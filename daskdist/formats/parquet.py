@@ -278,14 +278,17 @@ def _with_plain_text(table: Any, names: Sequence[str]) -> Any:
         column = table.column(place)
         if name not in names or not pa.types.is_dictionary(column.type):
             continue
-        try:
-            column.validate(full=True)
-            is_text = True
-        except pa.ArrowInvalid:
-            is_text = False
-        if not is_text or column.num_chunks != 1 or column.null_count:
+        if column.num_chunks != 1 or column.null_count or not _is_valid(column):
             table = table.set_column(place, name, column.cast(column.type.value_type))
     return table
+
+
+def _is_valid(column: Any) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _rows_of(data: Any, start: int, stop: int) -> Any:
@@ -295,16 +298,9 @@ def _rows_of(data: Any, start: int, stop: int) -> Any:
 
 def _check_text(column: Any, where: str) -> None:
     # Neither pyarrow nor NumPy checks that text is valid.
-    def is_text(start: int, stop: int) -> bool:
-        try:
-            (column if stop - start == len(column) else _rows_of(column, start, stop)).validate(full=True)
-        except pa.ArrowInvalid:
-            return False
-        return True
-
-    if is_text(0, len(column)):
+    if _is_valid(column):
         return
-    start = first_invalid(len(column), is_text)
+    start = first_invalid(len(column), lambda start, stop: _is_valid(_rows_of(column, start, stop)))
     try:
         value = repr(column.slice(start, 1).cast(pa.binary())[0].as_py())
     except pa.ArrowException:
