@@ -140,7 +140,9 @@ class Hdf5(RangeReader):
     def _found(self, path: str, first: FirstFile | None) -> tuple[Version, StoredArrays, dict[str, MappedRange | None]]:
         version = self.storage.version(path)
         with self._opened(path) as file, damage(path):
-            names, refused = _names(file)
+            # The paths of the arrays, and the problems of links that lead out of the file or nowhere.
+            names, refused = list[str](), dict[str, str]()
+            _add_names(file, file, "", (), names, refused)
             asked = self.arrays
             for name in [name for name in refused if "/" not in name] if asked is None else names_in(asked):
                 reason = next((refused[link] for link in refused if f"{name}/".startswith(f"{link}/")), None)
@@ -173,14 +175,6 @@ class Hdf5(RangeReader):
                 # Without a lock, as nothing is written and not all file systems support locks.
                 with h5py.File(path, "r", locking=False) as file:
                     yield file
-
-
-def _names(file: Any) -> tuple[list[str], dict[str, str]]:
-    # Return the paths of the arrays of a file, and the problems of links that lead out of it or nowhere.
-    names: list[str] = []
-    refused: dict[str, str] = {}
-    _add_names(file, file, "", (), names, refused)
-    return names, refused
 
 
 def _add_names(

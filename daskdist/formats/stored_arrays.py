@@ -78,7 +78,6 @@ class StoredArray:
         FileError
             The array has no rows, or its dtype is not supported in elements.
         """
-        check_rows(name, shape, path)
         row = row_spec(dtype, shape[1:], f"{path}{f': array {name!r}' if name else ''}")
         return cls(name, shape[0], row, prod(shape[1:]) * dtype.itemsize, max(chunk_rows, 1))
 
