@@ -21,7 +21,7 @@ _MAKERS: Final = {"torch": "torch", "jax": "jax.numpy", "cupy": "cupy"}
 _WHAT: Final = "give arrays, numbers, text, bytes and None, or dicts, lists and tuples of them"
 
 
-def as_numpy(nest: Any, *, copied: bool = True) -> Any:
+def as_numpy(nest: Any, path: tuple[Any, ...] = (), *, copied: bool = True) -> Any:
     """Return a state as a nest of NumPy arrays.
 
     Parameters
@@ -29,6 +29,8 @@ def as_numpy(nest: Any, *, copied: bool = True) -> Any:
     nest
         Mappings whose keys are text or whole numbers, lists, tuples and named tuples, in any depth, of arrays of any
         framework, numbers, text, bytes and None.
+    path
+        The keys of the nest in the whole state, for messages.
     copied
         Whether to copy arrays that would otherwise share memory with the given ones.
 
@@ -47,7 +49,18 @@ def as_numpy(nest: Any, *, copied: bool = True) -> Any:
     >>> as_numpy(OrderedDict(step=3, weights=(np.zeros(2), None)))
     {'step': 3, 'weights': (array([0., 0.]), None)}
     """
-    return _as_numpy(nest, (), copied)
+    check_depth(path)
+    items = items_of(nest)
+    if items is None:
+        return _array_of(nest, path, copied)
+    parts = {}
+    for key, part in items:
+        if type(key) not in (str, int):
+            raise ArgumentError(f"{where(path)}: {key!r:.80} is a key; give text or whole numbers")
+        parts[key] = as_numpy(part, (*path, key), copied=copied)
+    if not _is_sequence(nest):
+        return parts
+    return list(parts.values()) if isinstance(nest, list) else tuple(parts.values())
 
 
 def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) -> Any:
@@ -122,21 +135,6 @@ def check_depth(path: tuple[Any, ...]) -> None:
 
 
 # --- to NumPy ---
-
-
-def _as_numpy(nest: Any, path: tuple[Any, ...], copied: bool) -> Any:
-    check_depth(path)
-    items = items_of(nest)
-    if items is None:
-        return _array_of(nest, path, copied)
-    parts = {}
-    for key, part in items:
-        if type(key) not in (str, int):
-            raise ArgumentError(f"{where(path)}: {key!r:.80} is a key; give text or whole numbers")
-        parts[key] = _as_numpy(part, (*path, key), copied)
-    if not _is_sequence(nest):
-        return parts
-    return list(parts.values()) if isinstance(nest, list) else tuple(parts.values())
 
 
 def _is_sequence(nest: Any) -> bool:
