@@ -133,7 +133,7 @@ HOMES = {
     "cupy": ("devices/",),
     "pyarrow": ("formats/", "tables/", "storage/", "cli/"),
     # Names of modules of pyarrow, which are imported when they are used.
-    "daskdist.storage.libraries": ("formats/", "tables/", "storage/"),
+    "daskdist.storage.libraries": ("formats/", "tables/", "storage/", "cli/"),
     "dask._task_spec": ("execute/callers/graph.py",),
     "sklearn": ("cli/",),
     "matplotlib": ("cli/", "display/"),
