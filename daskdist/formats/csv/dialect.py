@@ -201,7 +201,7 @@ def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes
     path, framing = version.path, dialect.exact_framing
     header = header_of(path, ranges, dialect)
     names, begin = header or (dialect.names or (), 0)
-    without_rows = Sampled(names, (_TEXT,) * len(names), False) if names else None
+    without_rows = Sampled(names, (("str", "str"),) * len(names), False) if names else None
     if header is None:
         return without_rows
     while True:
@@ -231,9 +231,6 @@ def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes
             for invalid in replace(fields, kinds=binary).without_invalid(data)[1]:
                 undecodable.setdefault(invalid.column, invalid.row)
         return Sampled(names, kinds, True, undecodable)
-
-
-_TEXT: Final = ("str", "str")
 
 
 def _no_row_fits(path: str, names: Sequence[str], row: bytes, num_fields: int, dialect: Dialect) -> FileError:
