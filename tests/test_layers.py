@@ -132,6 +132,8 @@ HOMES = {
     ),
     "cupy": ("devices/",),
     "pyarrow": ("formats/", "tables/", "storage/", "cli/"),
+    # Names of modules of pyarrow, which are imported when they are used.
+    "daskdist.storage.libraries": ("formats/", "tables/", "storage/", "cli/"),
     "dask._task_spec": ("execute/callers/graph.py",),
     "sklearn": ("cli/",),
     "matplotlib": ("cli/", "display/"),
@@ -363,7 +365,9 @@ def test_imports_inside_functions_are_of_libraries(path):
 
 @each_file
 def test_libraries_are_imported_at_home(path):
-    for module, line, _ in imports_of(path):
+    imported = [(module, line) for module, line, _ in imports_of(path)]
+    imported += [(node.args[0].value, node.lineno) for node in nodes_of(path) if name_called(node) == "LazyModule"]
+    for module, line in imported:
         for library, homes in HOMES.items():
             if module == library or module.startswith(library + "."):
                 assert name_of(path).startswith(homes), f"{name_of(path)}:{line} imports {module}"

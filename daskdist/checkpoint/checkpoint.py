@@ -51,11 +51,6 @@ class Stateful(HasState, Protocol):
         """Set the state to one that this object, or one like it, had."""
 
 
-@runtime_checkable
-class _HasStateForm(Protocol):
-    def __daskdist_state_form__(self) -> Any: ...
-
-
 def _described(value: Any) -> str:
     # Other objects are not shown, as their repr may take long, or read data.
     return abridged(value) if isinstance(value, _PLAIN) else ""
@@ -271,7 +266,8 @@ def write(path: str, states: Mapping[str, Any], storage: Storage, check: Callabl
 
 def _state_form(value: Any) -> Any:
     # A state with the structure, shapes and dtypes of the object's. The value of a variable may be lost.
-    return value.__daskdist_state_form__() if isinstance(value, _HasStateForm) else value.state_dict()
+    has_form = hasattr(type(value), "__daskdist_state_form__")
+    return value.__daskdist_state_form__() if has_form else value.state_dict()
 
 
 def _check(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.core.json_codec import MOST_DEPTH
 from daskdist.errors import ArgumentError
 
@@ -20,7 +21,7 @@ _MAKERS: Final = {"torch": "torch", "jax": "jax.numpy", "cupy": "cupy"}
 _WHAT: Final = "give arrays, numbers, text, bytes and None, or dicts, lists and tuples of them"
 
 
-def as_numpy(nest: Any, *, copied: bool = True) -> Any:
+def as_numpy(nest: Any, path: tuple[Any, ...] = (), *, copied: bool = True) -> Any:
     """Return a state as a nest of NumPy arrays.
 
     Parameters
@@ -28,6 +29,8 @@ def as_numpy(nest: Any, *, copied: bool = True) -> Any:
     nest
         Mappings whose keys are text or whole numbers, lists, tuples and named tuples, in any depth, of arrays of any
         framework, numbers, text, bytes and None.
+    path
+        The keys of the nest in the whole state, for messages.
     copied
         Whether to copy arrays that would otherwise share memory with the given ones.
 
@@ -46,7 +49,18 @@ def as_numpy(nest: Any, *, copied: bool = True) -> Any:
     >>> as_numpy(OrderedDict(step=3, weights=(np.zeros(2), None)))
     {'step': 3, 'weights': (array([0., 0.]), None)}
     """
-    return _as_numpy(nest, (), copied)
+    check_depth(path)
+    items = items_of(nest)
+    if items is None:
+        return _array_of(nest, path, copied)
+    parts = {}
+    for key, part in items:
+        if type(key) not in (str, int):
+            raise ArgumentError(f"{where(path)}: {key!r:.80} is a key; give text or whole numbers")
+        parts[key] = as_numpy(part, (*path, key), copied=copied)
+    if not _is_sequence(nest):
+        return parts
+    return list(parts.values()) if isinstance(nest, list) else tuple(parts.values())
 
 
 def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) -> Any:
@@ -123,21 +137,6 @@ def check_depth(path: tuple[Any, ...]) -> None:
 # --- to NumPy ---
 
 
-def _as_numpy(nest: Any, path: tuple[Any, ...], copied: bool) -> Any:
-    check_depth(path)
-    items = items_of(nest)
-    if items is None:
-        return _array_of(nest, path, copied)
-    parts = {}
-    for key, part in items:
-        if type(key) not in (str, int):
-            raise ArgumentError(f"{where(path)}: {key!r:.80} is a key; give text or whole numbers")
-        parts[key] = _as_numpy(part, (*path, key), copied)
-    if not _is_sequence(nest):
-        return parts
-    return list(parts.values()) if isinstance(nest, list) else tuple(parts.values())
-
-
 def _is_sequence(nest: Any) -> bool:
     return isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields")
 
@@ -198,8 +197,10 @@ class _Like:
         self._state = state
         self._owner = owner
         self._copied = copied
-        self._make: Callable[[Any], Any] | None = None
-        self._is_searched = False
+
+    @cached_property
+    def _make(self) -> Callable[[Any], Any] | None:
+        return _maker_for(self._state, self._owner)
 
     def converted(self, nest: Any, state: Any, path: tuple[Any, ...]) -> Any:
         check_depth(path)
@@ -248,8 +249,6 @@ class _Like:
             return _packed(parts, state if is_alike and not hasattr(state, "_fields") else nest)
         if not isinstance(nest, np.ndarray):
             return nest
-        if not self._is_searched:
-            self._make, self._is_searched = _maker_for(self._state, self._owner), True
         if self._make is None or nest.dtype.kind not in "biufc":
             return self._copied_if_needed(nest)
         try:

@@ -15,6 +15,7 @@ from daskdist.dataset import Dataset
 from daskdist.ops.with_options import Options
 from daskdist.readers.parquet import read_parquet
 from daskdist.sharding import policy_of
+from daskdist.storage.libraries import pa, pq
 from daskdist.strategy.current import get_replica_context
 from daskdist.strategy.input.dataset import DistributedDataset
 from daskdist.strategy.strategy import Strategy
@@ -56,15 +57,12 @@ def load() -> tuple[Digits, Digits]:
 
 def write_files(digits: Digits, directory: Path) -> list[Path]:
     """Write digits as Parquet files, with a column for each pixel and one for the label, and return their paths."""
-    import pyarrow
-    import pyarrow.parquet
-
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for number, rows in enumerate(np.array_split(np.arange(len(digits["y"])), NUM_FILES)):
         columns = {name: digits["x"][rows, place] for place, name in enumerate(PIXELS)}
         paths.append(directory / f"digits-{number}.parquet")
-        pyarrow.parquet.write_table(pyarrow.table({**columns, "label": digits["y"][rows]}), paths[-1])
+        pq.write_table(pa.table({**columns, "label": digits["y"][rows]}), paths[-1])
     return paths
 
 

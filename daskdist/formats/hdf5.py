@@ -22,7 +22,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, TEXT
-from daskdist.errors import DamagedFileError, FileError, MissingPackageError
+from daskdist.errors import DamagedFileError, FileError
 from daskdist.formats import cf_attributes
 from daskdist.formats.stored_arrays import (
     RangeReader,
@@ -38,8 +38,10 @@ from daskdist.formats.stored_arrays import (
 from daskdist.storage.failures import damage
 from daskdist.storage.filesystem import Storage, Version, is_remote, local
 from daskdist.storage.first_file import FirstFile
+from daskdist.storage.libraries import LazyModule
 from daskdist.storage.mapped_arrays import mapped_array
 
+h5py: Final = LazyModule("h5py", "HDF5 files need h5py: pip install 'daskdist[hdf5]'")
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _BYTES: Final = np.dtype(object)
 # The depth to which groups, and links to links, are followed, as a group in a damaged file may contain itself.
@@ -138,7 +140,9 @@ class Hdf5(RangeReader):
     def _found(self, path: str, first: FirstFile | None) -> tuple[Version, StoredArrays, dict[str, MappedRange | None]]:
         version = self.storage.version(path)
         with self._opened(path) as file, damage(path):
-            names, refused = _names(file)
+            # The paths of the arrays, and the problems of links that lead out of the file or nowhere.
+            names, refused = list[str](), dict[str, str]()
+            _add_names(file, file, "", (), names, refused)
             asked = self.arrays
             for name in [name for name in refused if "/" not in name] if asked is None else names_in(asked):
                 reason = next((refused[link] for link in refused if f"{name}/".startswith(f"{link}/")), None)
@@ -162,7 +166,6 @@ class Hdf5(RangeReader):
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[Any]:
-        h5py = _library()
         version = self.storage.version(path)
         with damage(path, f"not an HDF5 file, or a damaged one, of {counted(version.num_bytes, 'byte')}"):
             if is_remote(path):
@@ -174,18 +177,9 @@ class Hdf5(RangeReader):
                     yield file
 
 
-def _names(file: Any) -> tuple[list[str], dict[str, str]]:
-    # Return the paths of the arrays of a file, and the problems of links that lead out of it or nowhere.
-    names: list[str] = []
-    refused: dict[str, str] = {}
-    _add_names(file, file, "", (), names, refused)
-    return names, refused
-
-
 def _add_names(
     file: Any, group: Any, prefix: str, above: tuple[int, ...], names: list[str], refused: dict[str, str]
 ) -> None:
-    h5py = _library()
     above = (*above, h5py.h5o.get_info(group.id).addr)
     for name in group:
         is_link = not isinstance(group.get(name, getlink=True), h5py.HardLink)
@@ -204,7 +198,6 @@ def _add_names(
 
 def _why_not_followed(file: Any, path: str) -> str:
     # Return the reason why a path must not be followed, checked link by link before the library follows it; else empty.
-    h5py = _library()
     todo, place, num_links = path.split("/"), file["/"], 0
     while todo:
         name = todo.pop(0)
@@ -227,7 +220,6 @@ def _why_not_followed(file: Any, path: str) -> str:
 
 
 def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
-    h5py = _library()
     if dataset.shape is None:
         raise FileError(f"{path}: array {name!r} has no shape and so no rows")
     if dataset.external or dataset.is_virtual:
@@ -265,14 +257,13 @@ def _place(dataset: Any, file: Any, version: Version) -> MappedRange | None:
     offset = dataset.id.get_offset() if dataset.chunks is None else None
     if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
         return None
-    is_plain = dataset.id.get_type().equal(_library().h5t.py_create(dataset.dtype))
+    is_plain = dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
     if not is_plain or offset + dataset.nbytes > version.num_bytes:
         return None
     return MappedRange(offset, dataset.dtype, dataset.shape)
 
 
 def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[[int, int], bytes]) -> Any:
-    h5py = _library()
     text = h5py.check_string_dtype(dataset.dtype)
     base = None if text else h5py.check_vlen_dtype(dataset.dtype)
     _check_chunks(dataset, start, stop)
@@ -296,7 +287,7 @@ def _decoded(dataset: Any, start: int, stop: int) -> Any:
     except OSError as error:
         known = dataset.id.get_create_plist()
         numbers = [known.get_filter(place)[0] for place in range(known.get_nfilters())]
-        lacking = [number for number in numbers if not _library().h5z.filter_avail(number)]
+        lacking = [number for number in numbers if not h5py.h5z.filter_avail(number)]
         if not lacking:
             raise
         # The library only says where it looked for a plugin.
@@ -359,11 +350,3 @@ def _references(dataset: Any, start: int, stop: int, read: Callable[[int, int], 
     for place in _unfiltered_chunks(dataset, start, stop):
         if _chunk_size(dataset, place) is not None:
             yield dataset.id.read_direct_chunk(place)[1]
-
-
-def _library() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingPackageError("HDF5 files need h5py: pip install 'daskdist[hdf5]'") from error
-    return h5py

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -27,8 +27,8 @@ from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version, is_remote
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.libraries import pa, pc, pq
 from daskdist.tables.arrow_text import is_text
-from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
 
 # The compressions for writing.
@@ -82,7 +82,6 @@ class Parquet(TableFiles):
     element_spec: ElementSpec | None = None
 
     name = "parquet"
-    can_choose_columns: ClassVar[bool] = True
     suffixes = (".parquet", ".parq", ".pq")
     is_splittable = True
 
@@ -90,10 +89,10 @@ class Parquet(TableFiles):
         return head.startswith(b"PAR1")
 
     def schema(self, path: str) -> Any:
-        return self._footer(path).schema
+        return self._footer_of(self.storage.version(path)).schema
 
     def selected(self, names: Sequence[str]) -> list[str]:
-        return [*self._tables.read_from(names), *self._filtered_by(names)]
+        return [*super().selected(names), *self._filtered_by(names)]
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version = self.storage.version(path)
@@ -129,7 +128,7 @@ class Parquet(TableFiles):
             for name, column in zip(table.column_names, table.columns, strict=True):
                 if _has_text(column.type):
                     _check_text(column, f"{split.label}: column {name!r}")
-            return self._tables.block(table, split.label, split.payload[0].path)
+            return self.tables.block(table, split.label, split.payload[0].path)
 
     def _table(self, split: Split) -> Any:
         version, group, types = split.payload
@@ -139,7 +138,7 @@ class Parquet(TableFiles):
         repeated = [] if self.filters is not None or is_remote(path) else _footer_of(version).repeated_texts(group)
         with self._opened(version, repeated) as (file, footer), damage(split.label):
             names = footer.schema.names
-            needed = {*self._tables.read_from(names), *self._filtered_by(names)}
+            needed = set(self.selected(names))
             columns = None if len(needed) == len(names) else [name for name in names if name in needed]
             # Splits are read in parallel already; threads within one would only contend.
             table = file.read_row_group(group, columns=columns, use_threads=False)
@@ -155,8 +154,6 @@ class Parquet(TableFiles):
         check_columns(spec)
 
     def write(self, rows: Rows, file: IO[bytes]) -> None:
-        import pyarrow.parquet as pq
-
         table = table_of(rows, self.element_spec)
         num_groups = max(1, round(table.nbytes / in_bytes("split-bytes")))
         pq.write_table(
@@ -169,14 +166,10 @@ class Parquet(TableFiles):
             write_page_checksum=True,
         )
 
-    @property
-    def _tables(self) -> TableReader:
-        return TableReader(self.columns, self.missing, self.partitions)
-
     def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
         if self._filtered_by(schema.names):
             self._check_filters(schema, path)
-        return self._tables.spec(schema, path)
+        return self.tables.spec(schema, path)
 
     def _filtered_by(self, names: Sequence[str]) -> list[str]:
         # Return the columns of a file that the filters use.
@@ -187,8 +180,6 @@ class Parquet(TableFiles):
         return [name for name in filtered if name in names]
 
     def _check_filters(self, schema: Any, path: str) -> None:
-        import pyarrow as pa
-
         # Arrow refuses some values only where there are rows.
         nulls = {name: pa.nulls(1, schema.field(name).type) for name in self._filtered_by(schema.names)}
         self._filtered(pa.table(nulls or {"": pa.nulls(1)}), path)
@@ -213,23 +204,12 @@ class Parquet(TableFiles):
         return kept
 
     def _filtered(self, table: Any, path: str) -> Any:
-        import pyarrow as pa
-
-        added = self._partition_fields(table.schema.names)
-        for partition_field in added:
-            value = pa.scalar(self.partitions.value(partition_field.name, path), partition_field.type)
-            table = table.append_column(partition_field, pa.repeat(value, table.num_rows))
-        return filtered(table, self.filters).drop_columns([partition_field.name for partition_field in added])
-
-    def _partition_fields(self, names: Sequence[str]) -> list[Any]:
-        # Return the fields of partition columns that are not in the file itself.
-        import pyarrow as pa
-
-        added = [name for name in self.partitions.names if name not in names]
-        return [pa.field(name, self.partitions.arrow_type(name)) for name in added]
-
-    def _footer(self, path: str) -> Footer:
-        return self._footer_of(self.storage.version(path))
+        # The partition columns that are not in the file itself.
+        added = [name for name in self.partitions.names if name not in table.column_names]
+        for name in added:
+            value = pa.scalar(self.partitions.value(name, path), self.partitions.arrow_type(name))
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
+        return filtered(table, self.filters).drop_columns(added)
 
     def _footer_of(self, version: Version) -> Footer:
         try:
@@ -247,9 +227,6 @@ class Parquet(TableFiles):
     ) -> Iterator[tuple[Any, Footer]]:
         # Yield an open file and its footer, if that is known; `repeated` columns of text are read as dictionaries, and
         # old timestamps in a unit.
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         path = version.path
         with self._failures(version):
             options: dict[str, Any] = {"coerce_int96_timestamp_unit": unit}
@@ -287,8 +264,6 @@ class Parquet(TableFiles):
 
 
 def _has_text(kind: Any) -> bool:
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return _has_text(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -299,20 +274,21 @@ def _has_text(kind: Any) -> bool:
 def _with_plain_text(table: Any, names: Sequence[str]) -> Any:
     # Decode columns that were read as dictionaries, except those that are faster as they are. Invalid text in a
     # dictionary would be reported for every row.
-    import pyarrow as pa
-
     for place, name in enumerate(table.column_names):
         column = table.column(place)
         if name not in names or not pa.types.is_dictionary(column.type):
             continue
-        try:
-            column.validate(full=True)
-            is_text = True
-        except pa.ArrowInvalid:
-            is_text = False
-        if not is_text or column.num_chunks != 1 or column.null_count:
+        if column.num_chunks != 1 or column.null_count or not _is_valid(column):
             table = table.set_column(place, name, column.cast(column.type.value_type))
     return table
+
+
+def _is_valid(column: Any) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _rows_of(data: Any, start: int, stop: int) -> Any:
@@ -322,18 +298,9 @@ def _rows_of(data: Any, start: int, stop: int) -> Any:
 
 def _check_text(column: Any, where: str) -> None:
     # Neither pyarrow nor NumPy checks that text is valid.
-    import pyarrow as pa
-
-    def is_text(start: int, stop: int) -> bool:
-        try:
-            (column if stop - start == len(column) else _rows_of(column, start, stop)).validate(full=True)
-        except pa.ArrowInvalid:
-            return False
-        return True
-
-    if is_text(0, len(column)):
+    if _is_valid(column):
         return
-    start = first_invalid(len(column), is_text)
+    start = first_invalid(len(column), lambda start, stop: _is_valid(_rows_of(column, start, stop)))
     try:
         value = repr(column.slice(start, 1).cast(pa.binary())[0].as_py())
     except pa.ArrowException:
@@ -377,8 +344,6 @@ class Footer:
 
     def repeated_texts(self, group: int) -> list[str]:
         """Return the text columns of a row group that repeat a few texts, to read as a dictionary and indices."""
-        import pyarrow as pa
-
         known, schema = self.metadata.row_group(group), self.schema
         texts = {name: place for place, name in enumerate(schema.names) if schema.field(place).type == pa.string()}
         # Only without nested columns does a field have the same index in the file. Others are skipped, as many take
@@ -397,8 +362,6 @@ class Footer:
     @classmethod
     def of(cls, file: Any) -> Footer:
         """Return the footer of an open file."""
-        import pyarrow.parquet as pq
-
         opened = pq.ParquetFile(file, coerce_int96_timestamp_unit=_INT96_UNIT)
         file.seek(-_END_BYTES, os.SEEK_END)
         if int.from_bytes(file.read(4), "little") - opened.metadata.serialized_size == _SIGNATURE_BYTES:
@@ -429,17 +392,12 @@ _known: Final = _FooterCache()
 @lru_cache(maxsize=64)
 def _footer_of(version: Version) -> Footer:
     # Cached: parsing it takes as long as reading a small row group, and a file has many of them.
-    import pyarrow as pa
-
     with pa.OSFile(os.fsencode(version.path)) as file:
         return Footer.of(file)
 
 
 def _times(column: Any) -> Iterator[np.ndarray[Any, Any]]:
     # Yield the timestamps of a column, also those within its structs and lists.
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = column.type
     if pa.types.is_timestamp(kind):
         yield column.drop_null().to_numpy()
@@ -452,8 +410,6 @@ def _times(column: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 def _other_than_floats(path: str, kind: Any) -> Iterator[str]:
     # Yield the Parquet columns of an Arrow column, except those of floats.
-    import pyarrow as pa
-
     types = pa.types
     if types.is_struct(kind):
         for subfield in kind:

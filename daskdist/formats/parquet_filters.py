@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.errors import ArgumentError
+from daskdist.storage.libraries import pa, pq
 from daskdist.tables.extension_types import is_tensor, stored_as, stored_values
 from daskdist.tables.replacements import Place
 
@@ -57,9 +58,6 @@ def filtered(table: Any, filters: Any) -> Any:
     ArgumentError
         A value does not fit the type of its column, or an operator is unknown.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     clauses = clauses_of(filters)
     compared = _comparable(table, {name for clause in clauses for name, _, _ in clause})
     clauses = [[_fitted(condition, compared.schema) for condition in clause] for clause in clauses]
@@ -79,8 +77,6 @@ def filtered(table: Any, filters: Any) -> Any:
 
 def _comparable(table: Any, names: Collection[str]) -> Any:
     # Return a table whose columns of the given names have types that Arrow compares; the same one if all have.
-    import pyarrow as pa
-
     for name in names:
         place = table.schema.get_field_index(name)
         column, kind = table.column(place), table.schema.field(place).type
@@ -96,8 +92,6 @@ def _comparable(table: Any, names: Collection[str]) -> Any:
 def _fitted(condition: Condition, schema: Any) -> Condition:
     # Return an equal condition whose value is of the column's type: Arrow would convert the column to the type of the
     # value, which may not be able to hold it.
-    import pyarrow as pa
-
     name, operator, value = condition
     kind = schema.field(name).type
     whole = _whole_numbers(kind)
@@ -160,8 +154,6 @@ def _in_whole_numbers(operator: str, number: Any, least: int, greatest: int) -> 
 
 def _whole_numbers(kind: Any) -> Any:
     # Return the type of the whole numbers that a column consists of; None if it has none.
-    import pyarrow as pa
-
     types = pa.types
     if types.is_integer(kind):
         return kind
@@ -179,8 +171,6 @@ def _limits(whole: Any) -> tuple[int, int]:
 def _number_of(value: Any, kind: Any) -> Any:
     # Return a value as one of Python's numbers, in the unit of the column, which compares exactly with whole numbers;
     # None if Arrow converts it, or refuses it.
-    import pyarrow as pa
-
     types = pa.types
     if types.is_integer(kind):
         if isinstance(value, (bool, np.bool_)):

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from daskdist.errors import ArgumentError
+from daskdist.formats.table_files import ReadsTables
 from daskdist.storage.compression import has_suffix
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.tables.from_arrow import TableReader
 
 
 @dataclass(frozen=True)
-class SampledFormat:
+class SampledFormat(ReadsTables):
     """The options of a reader of text.
 
     Parameters
@@ -44,7 +44,6 @@ class SampledFormat:
     storage: Storage = field(default_factory=Storage)
 
     suffixes: ClassVar[tuple[str, ...]]
-    can_choose_columns: ClassVar[bool] = True
     is_splittable = True
 
     def __post_init__(self) -> None:
@@ -53,8 +52,3 @@ class SampledFormat:
 
     def guess(self, path: str, head: bytes) -> bool:
         return has_suffix(path, self.suffixes)
-
-    @property
-    def tables(self) -> TableReader:
-        """The conversion of tables to elements."""
-        return TableReader(self.columns, self.missing, self.partitions)

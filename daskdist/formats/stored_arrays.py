@@ -71,14 +71,13 @@ class StoredArray:
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], dtype: np.dtype[Any], path: str, chunk_rows: int = 1) -> StoredArray:
-        """Create the description of an array from its shape and dtype.
+        """Create the description of an array from its shape, which `check_rows` accepts, and its dtype.
 
         Raises
         ------
         FileError
-            The array has no rows, or its dtype is not supported in elements.
+            The dtype is not supported in elements.
         """
-        check_rows(name, shape, path)
         row = row_spec(dtype, shape[1:], f"{path}{f': array {name!r}' if name else ''}")
         return cls(name, shape[0], row, prod(shape[1:]) * dtype.itemsize, max(chunk_rows, 1))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from daskdist.core.block import Block
 from daskdist.core.spec import ElementSpec
@@ -19,6 +19,9 @@ from daskdist.storage.failures import DamagedPart
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_bytes import recognised
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
+from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.libraries import pa
+from daskdist.tables.from_arrow import TableReader
 from daskdist.url_secrets import shown_cause
 
 # The number of files to look into for the type of a column.
@@ -27,10 +30,24 @@ _MOST_FILES: Final = 64
 _MOST_LEFT_OUT: Final = 10_000
 
 
-class TableFiles(ABC):
+class ReadsTables:
+    """The part of a format that converts Arrow tables to elements."""
+
+    columns: Any
+    missing: Mapping[str, Any] | None
+    partitions: Partitions
+
+    can_choose_columns: ClassVar[bool] = True
+
+    @property
+    def tables(self) -> TableReader:
+        """The conversion of tables to elements."""
+        return TableReader(self.columns, self.missing, self.partitions)
+
+
+class TableFiles(ReadsTables, ABC):
     """The part of a format that compares the schemas of files with that of the first."""
 
-    missing: Mapping[str, Any] | None
     storage: Storage
 
     @abstractmethod
@@ -45,9 +62,9 @@ class TableFiles(ABC):
     def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
         """Return the spec of the elements of a file with a schema."""
 
-    @abstractmethod
     def selected(self, names: Sequence[str]) -> list[str]:
         """Return the columns to read of those of a file."""
+        return self.tables.read_from(names)
 
     def spec(self, path: str) -> ElementSpec:
         return self.first([path]).spec
@@ -121,8 +138,6 @@ def valid_rows(
 
 def converted(table: Any, types: Any) -> Any:
     """Return a table or a record batch with the types of a schema that has its columns; None leaves it as it is."""
-    import pyarrow as pa
-
     for place, column in enumerate(table.schema):
         kind = column.type if types is None else types.field(column.name).type
         if kind != column.type:
@@ -134,15 +149,11 @@ def converted(table: Any, types: Any) -> Any:
 
 def typed_by_replacements(schema: Any, missing: Mapping[str, Any] | None) -> Any:
     """Return a schema with the types of replacements, other than numbers, instead of those of nulls."""
-    import pyarrow as pa
-
     kinds = {name: value for name, value in (missing or {}).items() if isinstance(value, (str, bytes, Mapping))}
     return _typed(schema, pa.schema([pa.field(name, pa.scalar(value).type) for name, value in kinds.items()]))
 
 
 def _has_nulls(kind: Any) -> bool:
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         return _has_nulls(kind.value_type)
     return bool(pa.types.is_null(kind)) or any(_has_nulls(kind.field(k).type) for k in range(kind.num_fields))
@@ -158,8 +169,6 @@ def _typed(schema: Any, other: Any) -> Any:
 
 
 def _typed_as(kind: Any, other: Any) -> Any:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_null(kind) or (types.is_dictionary(kind) and types.is_null(kind.value_type)):
         return other

@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, takewhile
 from math import prod
@@ -21,20 +21,20 @@ from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.errors import ArgumentError, FileError
 from daskdist.formats import WritableFormat
 from daskdist.formats.npy import npy_writer
 from daskdist.formats.zarr import UnfinishedStore, check_store, unfinished_store
-from daskdist.storage.atomic_file import put, remove_temporaries, rename
+from daskdist.storage.atomic_file import put, remove_temporaries, rename, temporary_beside
 from daskdist.storage.compression import compression_of, has_suffix
+from daskdist.storage.failures import replaced_errors
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.hidden_files import is_hidden
 from daskdist.storage.http_files import check_writable
 from daskdist.storage.listing import files_below
-from daskdist.storage.replace_directory import current, is_store, pointer_to, temporary_beside
+from daskdist.storage.replace_directory import current, is_store, pointer_to
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
-from daskdist.url_secrets import shown_cause
 
 # The number of attempts to remove a directory to which abandoned calls may still write, and the seconds between them.
 _TRIES: Final = 5
@@ -60,10 +60,6 @@ class Written:
     name: str
     num_rows: int
     num_bytes: int
-
-
-# ``write(number, rows)`` writes the elements of the call of that number, on the worker that holds them.
-Write = Callable[[int, Rows], Written]
 
 
 @dataclass(frozen=True)
@@ -113,20 +109,18 @@ class WriteFile:
             return int(file.tell())
 
 
-@contextmanager
-def unwritable(path: str) -> Iterator[None]:
+def unwritable(path: str) -> AbstractContextManager[None]:
     """Raise errors of the block as a `FileError` that names the path to be written."""
-    try:
-        yield
-    except DaskdistError:
-        raise
-    except FileNotFoundError as error:
-        raise FileError(
-            f"{path}: cannot be written: there is no such directory; if workers write, give one that all of them "
-            "and this process share"
-        ) from shown_cause(error)
-    except Exception as error:
-        raise FileError(f"{path}: cannot be written: {error or type(error).__name__}") from shown_cause(error)
+
+    def replace(error: Exception) -> FileError:
+        if isinstance(error, FileNotFoundError):
+            return FileError(
+                f"{path}: cannot be written: there is no such directory; if workers write, give one that all of them "
+                "and this process share"
+            )
+        return FileError(f"{path}: cannot be written: {error or type(error).__name__}")
+
+    return replaced_errors(replace)
 
 
 def done_name(number: int, num_rows: int, num_bytes: int) -> str:
@@ -240,16 +234,17 @@ class DirectoryWriter:
     def _manifest(self) -> str:
         return f"{self._located[1]}/{manifest_name(self.form.name)}"
 
-    def _there(self) -> tuple[dict[str, int], bytes | None]:
+    def _there(self) -> tuple[dict[str, int], WriteManifest | None]:
         # The files to be replaced with their sizes, and the existing manifest.
         fs, root = self._located
         with unwritable(self.path):
             fs.invalidate_cache(root)
             if fs.isfile(root):
                 raise ArgumentError(f"{self.operation}: {self.path} is a file; give a directory")
-            before = fs.cat_file(self._manifest) if fs.isfile(self._manifest) else None
+            content = fs.cat_file(self._manifest) if fs.isfile(self._manifest) else None
             sizes = self._found()
-        ignored = () if before is None else WriteManifest.from_bytes(before, self._manifest).ignored
+        before = None if content is None else WriteManifest.from_bytes(content, self._manifest)
+        ignored = () if before is None else before.ignored
         old = {name: size for name, size in sorted(sizes.items()) if name not in ignored}
         if old and not self.overwrite:
             raise ArgumentError(
@@ -279,12 +274,14 @@ class DirectoryWriter:
             if has_suffix(name, self.form.suffixes) and not any(map(is_hidden, name.split("/")))
         }
 
-    def _named(self, waiting: str, names: Sequence[str], old: Mapping[str, int], before: bytes | None) -> list[str]:
+    def _named(
+        self, waiting: str, names: Sequence[str], old: Mapping[str, int], before: WriteManifest | None
+    ) -> list[str]:
         # The dataset is the old one until the second manifest is written.
         fs, root = self._located
         sizes = self._sizes(waiting, names)
         finals = self._names(len(names), old)
-        leftover = () if before is None else WriteManifest.from_bytes(before, self._manifest).ignored
+        leftover = () if before is None else before.ignored
         unfinished = WriteManifest(old, tuple({*leftover, *finals})).to_bytes()
         targets, renamed = [f"{root}/{final}" for final in finals], list[str]()
         try:

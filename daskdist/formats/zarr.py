@@ -19,7 +19,7 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import FIXED_SIZE_KINDS, LONE, TEXT
-from daskdist.errors import ArgumentError, FileError, MissingPackageError
+from daskdist.errors import ArgumentError, FileError
 from daskdist.formats import cf_attributes
 from daskdist.formats.stored_arrays import (
     LONE_NAME,
@@ -34,14 +34,16 @@ from daskdist.formats.stored_arrays import (
     columns_of,
     names_in,
 )
-from daskdist.storage.atomic_file import put
+from daskdist.storage.atomic_file import put, temporary_beside
 from daskdist.storage.failures import damage, failures
 from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hidden_files import is_hidden_from
-from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
+from daskdist.storage.libraries import LazyModule
+from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory
 from daskdist.storage.retries import retried
 
+zarr: Final = LazyModule("zarr", "Zarr stores are read by zarr-python 3: pip install 'daskdist[zarr]'")
 _ADVICE: Final = "convert it to numbers, times, text or bytes with map(...)"
 # The ends of the names under which Zarr, and `atomic_file`, write a file in a local directory.
 _UNFINISHED: Final = re.compile(r"\.[0-9a-f]{32}\.(partial|tmp)$")
@@ -127,7 +129,7 @@ class Zarr(RangeReader):
             return part.arrays.block(rows, label)
 
     def _found(self, path: str, first: FirstFile | None) -> tuple[StoredArrays, dict[str, str]]:
-        zarr, stamps = _library(), {}
+        stamps: dict[str, str] = {}
         with self._opened(path) as store, damage(path, "not a Zarr store, or damaged"):
             try:
                 node = retried(zarr.open, store, mode="r")
@@ -152,7 +154,7 @@ class Zarr(RangeReader):
 
     def _array(self, store: Any, name: str, path: str) -> tuple[Any, str]:
         # Use the array's own metadata, as the group's consolidated metadata may be older.
-        array = retried(_library().open_array, store, path=name, mode="r")
+        array = retried(zarr.open_array, store, path=name, mode="r")
         metadata = array.metadata.to_dict()
         metadata.pop("attributes", None)
         text = json.dumps(metadata, default=str, sort_keys=True)
@@ -164,15 +166,14 @@ class Zarr(RangeReader):
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[Any]:
-        storage = _library().storage
         with damage(path, "cannot be opened as a Zarr store"):
             if is_remote(path):
                 store = _remote_store(path, self.storage, read_only=True)
             elif os.path.isdir(path):
-                store = storage.LocalStore(path, read_only=True)
+                store = zarr.storage.LocalStore(path, read_only=True)
             else:
                 os.stat(path)
-                store = storage.ZipStore(path, mode="r")
+                store = zarr.storage.ZipStore(path, mode="r")
         try:
             yield store
         finally:
@@ -233,7 +234,6 @@ def _url(fs: Any, path: str, remote: bool) -> str:
 
 def _names(group: Any, asked: Any) -> list[str]:
     # The arrays of the group, and the requested arrays of its subgroups.
-    zarr = _library()
     names = sorted(group.array_keys())
     if asked is None:
         return names
@@ -261,7 +261,7 @@ def _cf_attributes(array: Any) -> dict[str, Any]:
 def _is_bytes(array: Any) -> bool:
     metadata = array.metadata
     kind = metadata.data_type if metadata.zarr_format == 3 else metadata.dtype
-    return isinstance(kind, _library().dtype.VariableLengthBytes)
+    return isinstance(kind, zarr.dtype.VariableLengthBytes)
 
 
 def _values(array: Any, start: int, stop: int) -> Any:
@@ -314,7 +314,6 @@ class UnfinishedStore:
         FileError
             The final path exists, or the store cannot be written.
         """
-        zarr = _library()
         with failures(self.path, "cannot be written"):
             if not overwrite:
                 self._check_free()
@@ -348,7 +347,7 @@ class UnfinishedStore:
         leaves = columns_of(rows)
         with failures(self.path, "cannot be written"), self._opened() as store:
             for name, leaf in zip(self.names, leaves, strict=True):
-                array = _library().open_array(store, path=name, mode="r+")
+                array = zarr.open_array(store, path=name, mode="r+")
                 # A missing chunk was lost; it is not one of zeros.
                 array = array.with_config({"write_empty_chunks": True})
                 array[start : start + len(leaf)] = _fitting(leaf, array, f"part {number} of {self.path}", name)
@@ -378,7 +377,7 @@ class UnfinishedStore:
                 with self._opened() as store, warnings.catch_warnings():
                     # Zarr warns that some readers ignore consolidated metadata; these read the metadata of each array.
                     warnings.simplefilter("ignore")
-                    _library().consolidate_metadata(store)
+                    zarr.consolidate_metadata(store)
             if not overwrite:
                 self._check_free()
             replace_directory(fs, inner, final, put)
@@ -401,7 +400,7 @@ class UnfinishedStore:
         if is_remote(self.temporary):
             store = _remote_store(self.temporary, self.storage, read_only=False)
         else:
-            store = _library().storage.LocalStore(self.temporary)
+            store = zarr.storage.LocalStore(self.temporary)
         try:
             yield store
         finally:
@@ -473,12 +472,4 @@ def unfinished_store(
 
 
 def _remote_store(url: str, storage: Storage, *, read_only: bool) -> Any:
-    return _library().storage.FsspecStore.from_url(url, dict(storage.options or {}), read_only)
-
-
-def _library() -> Any:
-    try:
-        import zarr
-    except ImportError as error:
-        raise MissingPackageError("Zarr stores are read by zarr-python 3: pip install 'daskdist[zarr]'") from error
-    return zarr
+    return zarr.storage.FsspecStore.from_url(url, dict(storage.options or {}), read_only)

@@ -10,20 +10,16 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from daskdist.errors import FileError
+from daskdist.storage.filesystem import Storage
+from daskdist.storage.libraries import fsspec
 from daskdist.url_secrets import shown_cause
 
-TEMPORARY: Final = re.compile(r"\.(.*)\.[0-9a-f]{32}\.tmp")
+_TEMPORARY: Final = re.compile(r"\.(.*)\.[0-9a-f]{32}\.tmp", re.DOTALL)
 
 
 def located(directory: str) -> tuple[Any, str]:
     """Return the file system of a directory, and its path within it."""
-    import fsspec
-
-    try:
-        fs, root = fsspec.core.url_to_fs(directory)
-    # ImportError: the library of the file system is not installed. OSError: its server does not answer.
-    except (ValueError, ImportError, OSError) as error:
-        raise FileError(f"{directory!r} cannot be opened: {error}") from None
+    fs, root = Storage().located(directory)
     return fs, root.rstrip("/")
 
 
@@ -55,8 +51,7 @@ def atomic_file(
     ``check`` is called before the file gets its name; if it raises an error, the file is removed. If ``is_private``,
     nobody else can read a file on a local disk.
     """
-    root, _, name = path.rpartition("/")
-    temporary = f"{root}/.{name}.{uuid.uuid4().hex}.tmp"
+    root, temporary = path.rpartition("/")[0], temporary_beside(path)
     try:
         if root:
             fs.makedirs(root, exist_ok=True)
@@ -86,21 +81,30 @@ def _private(path: str) -> Any:
     return os.fdopen(file, "wb")
 
 
+def temporary_beside(path: str, key: str | None = None) -> str:
+    """Return a hidden path beside a file or directory: a new one, or that of a key of 32 hex digits."""
+    parent, _, last = path.rpartition("/")
+    return f"{parent}/.{last}.{key or uuid.uuid4().hex}.tmp"
+
+
+def name_of_temporary(name: str) -> str | None:
+    """Return the name of the file or directory that a temporary one is for; None for any other name."""
+    match = _TEMPORARY.fullmatch(name)
+    return None if match is None else match[1]
+
+
 def remove_temporaries(fs: Any, path: str) -> None:
     """Delete temporary files of a file that dead processes left, if possible; no process may be writing the file."""
     root, _, name = path.rpartition("/")
     with suppress(Exception):
         for entry in fs.ls(root, detail=False):
-            match = TEMPORARY.fullmatch(str(entry).rpartition("/")[2])
-            if match is not None and match[1] == name:
+            if name_of_temporary(str(entry).rpartition("/")[2]) == name:
                 fs.rm_file(entry)
 
 
 def rename(fs: Any, source: str, target: str) -> None:
     """Rename a file; copy and delete it if the file system cannot rename."""
-    from fsspec import AbstractFileSystem
-
-    if type(fs).mv is not AbstractFileSystem.mv:
+    if type(fs).mv is not fsspec.AbstractFileSystem.mv:
         fs.mv(source, target)
         return
     # fsspec's generic method reads names with brackets as patterns.
@@ -118,9 +122,7 @@ def put(fs: Any, path: str, data: bytes, *, is_private: bool = False) -> None:
     FileError
         The file cannot be written.
     """
-    from fsspec import AbstractFileSystem
-
-    if type(fs).mv is AbstractFileSystem.mv:
+    if type(fs).mv is fsspec.AbstractFileSystem.mv:
         # In an object store an object appears when it is complete.
         fs.pipe_file(path, data)
         return

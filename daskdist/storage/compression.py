@@ -13,6 +13,7 @@ from typing import IO, Any, Final
 from daskdist.errors import ArgumentError, DamagedFileError
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.http_files import without_query
+from daskdist.storage.libraries import pa
 
 # Compression -> the suffixes of names, and the first bytes of content (zlib has too many different ones).
 _ENDS: Final[dict[str, tuple[str, ...]]] = {
@@ -96,8 +97,6 @@ def decompressed(file: Any, compression: str | None) -> IO[bytes]:
         return io.BufferedReader(_SuccessiveStreams(file, lzma.LZMADecompressor))
     if compression == "zlib":
         return io.BufferedReader(_SuccessiveStreams(file, _ZlibDecompressor))
-    import pyarrow as pa
-
     return pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)  # type: ignore[no-any-return]
 
 
@@ -111,8 +110,6 @@ def compressed(data: bytes, compression: str | None) -> bytes:
     if compression is None:
         return data
     if compression == "zstd":
-        import pyarrow as pa
-
         return pa.Codec("zstd").compress(data, asbytes=True)  # type: ignore[no-any-return]
     if compression == "gzip":
         # Without the time, so that the same data gives the same file.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, NamedTuple
 
 from daskdist.errors import DamagedFileError, DaskdistError, FileError
@@ -65,7 +65,20 @@ def _is_of_system(kind: type) -> bool:
 
 
 @contextmanager
-def damage(label: str, problem: str = "damaged or cut short") -> Iterator[None]:
+def replaced_errors(replace: Callable[[Exception], FileError | None]) -> Iterator[None]:
+    """Raise the error that a function returns in place of each that is not one of daskdist; None lets it pass."""
+    try:
+        yield
+    except DaskdistError:
+        raise
+    except Exception as error:
+        replacement = replace(error)
+        if replacement is None:
+            raise
+        raise replacement from shown_cause(error)
+
+
+def damage(label: str, problem: str = "damaged or cut short") -> AbstractContextManager[None]:
     """Raise errors of decoding as a `DamagedFileError`, and others as a `FileError`; both name the file.
 
     Parameters
@@ -75,12 +88,7 @@ def damage(label: str, problem: str = "damaged or cut short") -> Iterator[None]:
     problem
         The meaning of errors that prove damage, for the message.
     """
-    try:
-        yield
-    except DaskdistError:
-        raise
-    except Exception as error:
-        raise failure(label, error, problem) from shown_cause(error)
+    return replaced_errors(lambda error: failure(label, error, problem))
 
 
 def failure(label: str, error: Exception, problem: str = "damaged or cut short") -> FileError:
@@ -90,21 +98,19 @@ def failure(label: str, error: Exception, problem: str = "damaged or cut short")
     return _as_file_error(label, error, "cannot be read")
 
 
-@contextmanager
-def reading(label: str) -> Iterator[None]:
+def reading(label: str) -> AbstractContextManager[None]:
     """Raise errors of the system and of remote file systems as a `FileError`; those of decoding pass through."""
-    try:
-        yield
-    except DaskdistError:
-        raise
-    except Exception as error:
-        if proves_damage(error) or not (isinstance(error, OSError) or _is_remote(error)):
-            raise
-        raise _as_file_error(label, error, "cannot be read") from shown_cause(error)
+
+    def replace(error: Exception) -> FileError | None:
+        is_of_system = isinstance(error, OSError) or _is_remote(error)
+        return None if proves_damage(error) or not is_of_system else _as_file_error(label, error, "cannot be read")
+
+    return replaced_errors(replace)
 
 
-@contextmanager
-def failures(label: str, problem: str, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+def failures(
+    label: str, problem: str, kinds: tuple[type[Exception], ...] = (Exception,)
+) -> AbstractContextManager[None]:
     """Raise errors of this context as a `FileError` that names the file, and that is not about its content.
 
     Parameters
@@ -116,14 +122,11 @@ def failures(label: str, problem: str, kinds: tuple[type[Exception], ...] = (Exc
     kinds
         The errors to convert besides those of libraries of remote file systems.
     """
-    try:
-        yield
-    except DaskdistError:
-        raise
-    except Exception as error:
-        if not isinstance(error, kinds) and not _is_remote(error):
-            raise
-        raise _as_file_error(label, error, problem) from shown_cause(error)
+
+    def replace(error: Exception) -> FileError | None:
+        return _as_file_error(label, error, problem) if isinstance(error, kinds) or _is_remote(error) else None
+
+    return replaced_errors(replace)
 
 
 def _as_file_error(label: str, error: BaseException, problem: str) -> FileError:

@@ -19,6 +19,7 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.failures import failures, reading
 from daskdist.storage.hidden_files import is_hidden, is_hidden_below, is_hidden_from
 from daskdist.storage.http_files import HttpFiles, is_http, num_bytes, without_query
+from daskdist.storage.libraries import fsspec
 from daskdist.storage.listing import files_below, matches, with_suffix, without_directories
 from daskdist.storage.retries import fetched, refusal, retried
 from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
@@ -217,8 +218,6 @@ class Storage:
         FileError
             The file system is unknown, or its library is not installed.
         """
-        import fsspec
-
         try:
             if "::" in path and first_link(path) == path:
                 # The name itself has these characters, which would begin another link of a chain.
@@ -263,15 +262,10 @@ class Storage:
         FileError
             The file is missing, or access is denied.
         """
-        if not is_remote(path):
-            # There may be very many files: the context manager is entered only after a failure.
-            try:
-                known = os.stat(path)
-            except OSError:
-                with failures(path, "cannot be looked up"):
-                    raise
-            return Version(path, known.st_size, str(known.st_mtime_ns))
         with failures(path, "cannot be looked up"):
+            if not is_remote(path):
+                known = os.stat(path)
+                return Version(path, known.st_size, str(known.st_mtime_ns))
             fs, inner = self.located(path)
             if is_http(path):
                 info = self._http.info(fs, inner, is_current=is_current)

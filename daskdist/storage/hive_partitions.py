@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from daskdist.errors import FileError
 from daskdist.storage.http_files import is_http, without_query
+from daskdist.storage.libraries import pa
 
 _PART: Final = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
@@ -50,8 +51,6 @@ class Partitions:
 
     def arrow_type(self, name: str) -> Any:
         """Return the Arrow type of a partition column."""
-        import pyarrow as pa
-
         return pa.int64() if name in self.integers else pa.string()
 
     def value(self, name: str, path: str) -> Any:

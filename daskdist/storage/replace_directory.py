@@ -9,22 +9,14 @@ the metadata is deleted first and copied last.
 from __future__ import annotations
 
 import json
-import re
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from daskdist.storage.atomic_file import is_on_disk
+from daskdist.storage.atomic_file import is_on_disk, name_of_temporary, temporary_beside
 
 # The metadata files of a Zarr store; a directory without them is not a store.
 METADATA: Final = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
-
-
-def temporary_beside(path: str, key: str | None = None) -> str:
-    """Return a hidden path beside a directory, for its replacement: a new one, or that of a key of 32 hex digits."""
-    parent, _, last = path.rpartition("/")
-    return f"{parent}/.{last}.{key or uuid.uuid4().hex}.tmp"
 
 
 def pointer_to(path: str) -> str:
@@ -59,7 +51,7 @@ def current(fs: Any, path: str) -> str:
     # There is no pointer. Some servers deny access rather than say so.
     except (OSError, ValueError, LookupError, TypeError):
         return path
-    if not isinstance(name, str) or not _temporaries(last).fullmatch(name):
+    if not isinstance(name, str) or name_of_temporary(name) != last:
         return path
     place = f"{parent}{slash}{name}"
     return place if is_store(fs, place) else path
@@ -97,14 +89,10 @@ def remove_temporaries_beside(fs: Any, path: str) -> None:
     with suppress(OSError):
         for entry in fs.ls(parent, detail=False):
             name = str(entry).rstrip("/").rpartition("/")[2]
-            if _temporaries(last).fullmatch(name):
+            if name_of_temporary(name) == last:
                 _remove_store(fs, str(entry).rstrip("/"))
-            elif _temporaries(pointer_to(last)).fullmatch(name):
+            elif name_of_temporary(name) == pointer_to(last):
                 fs.rm_file(entry)
-
-
-def _temporaries(last: str) -> re.Pattern[str]:
-    return re.compile(rf"\.{re.escape(last)}\.[0-9a-f]{{32}}\.tmp")
 
 
 def _files(fs: Any, path: str) -> tuple[list[str], list[str]]:

@@ -7,20 +7,17 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.structure import TEXT
+from daskdist.storage.libraries import pa, pc
 
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is text."""
-    import pyarrow as pa
-
     types = pa.types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def is_bytes(kind: Any) -> bool:
     """Return whether an Arrow type is bytes."""
-    import pyarrow as pa
-
     is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
     return bool(is_binary or pa.types.is_binary_view(kind))
 
@@ -32,8 +29,6 @@ _SHORT_BYTES: Final = 64
 
 def texts_of(array: Any) -> np.ndarray[Any, Any]:
     """Convert an Arrow array of text without nulls, shape ``(num_rows,)``, dtype ``StringDType``."""
-    import pyarrow as pa
-
     texts = np.empty(len(array), TEXT)
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         array = array.cast(pa.large_string())
@@ -49,8 +44,6 @@ def texts_of(array: Any) -> np.ndarray[Any, Any]:
 
 def repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
     """Convert a dictionary array without nulls by its words as NumPy bytes; None if that is not possible."""
-    import pyarrow as pa
-
     words = array.dictionary
     is_plain = pa.types.is_string(words.type) or pa.types.is_large_string(words.type)
     short = _of_short(words) if is_plain and len(words) and not array.null_count and not words.null_count else None
@@ -78,9 +71,6 @@ def _fill_from_bytes(texts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) 
 def _of_short(array: Any) -> Any:
     # Return texts as NumPy's bytes of one length, which convert much faster than Python's; None if padding would waste
     # too much memory or trailing zeros would be lost.
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     _, offsets, data = array.buffers()
     if data is None or not data.size:
         return None

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.storage.libraries import pa
+
 # Integers of so many digits, and ten to the power of up to so many, are exact as floats.
 _EXACT_DIGITS: Final = 15
 _EXACT_POWER: Final = 22
@@ -16,8 +18,6 @@ _EXACT_POWER: Final = 22
 
 def nearest_floats(array: Any) -> Any:
     """Return an Arrow array of decimals as one of float64."""
-    import pyarrow as pa
-
     kind = array.type
     is_exact = kind.precision <= _EXACT_DIGITS and 0 <= kind.scale <= _EXACT_POWER
     if kind.bit_width == 128 and is_exact and len(array):

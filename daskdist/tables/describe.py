@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -85,9 +85,7 @@ class ColumnStatistics:
         """Return the statistics of these values and others together."""
         if not self.count or not other.count:
             kept, empty = (self, other) if self.count else (other, self)
-            return ColumnStatistics(
-                kept.count, kept.num_nulls + empty.num_nulls, *[getattr(kept, name) for name in _AFTER_COUNTS]
-            )
+            return replace(kept, num_nulls=kept.num_nulls + empty.num_nulls)
         count = self.count + other.count
         with np.errstate(invalid="ignore", over="ignore"):
             step = other.mean - self.mean
@@ -137,9 +135,6 @@ class ColumnStatistics:
         values["min"] = _plain(self.least)
         values |= {f"{share:.0%}": self.quantile(share) for share in QUANTILES}
         return values | {"max": _plain(self.greatest), "distinct": self.num_distinct}
-
-
-_AFTER_COUNTS: Final = ("mean", "squares", "least", "greatest", "points", "weights", "hashes")
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.errors import FileError
+from daskdist.storage.libraries import pa, pc
 from daskdist.tables.arrow_text import is_bytes, is_text
 from daskdist.tables.replacements import Place
 
@@ -69,8 +70,6 @@ def _axes(kind: Any) -> list[int]:
 
 def stored_as(kind: Any) -> Any:
     """Return the type of the values of an extension type other than that of tensors."""
-    import pyarrow as pa
-
     return pa.bool_() if kind.extension_name == "arrow.bool8" else kind.storage_type
 
 
@@ -82,8 +81,6 @@ def stored_values(array: Any, where: Place) -> Any:
     FileError
         The stored values are not the values.
     """
-    import pyarrow.compute as pc
-
     if array.type.extension_name == "arrow.bool8":
         return pc.not_equal(array.storage, 0)
     refuse_unknown(None, array.type, where)

@@ -43,6 +43,7 @@ from daskdist.core.structure import LONE, TEXT, Structure
 from daskdist.core.to_numpy import is_rounded
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
 from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.libraries import pa, pc
 from daskdist.tables.arrow_text import is_bytes, is_text, repeated_texts, texts_of
 from daskdist.tables.columns import Columns
 from daskdist.tables.decimals import nearest_floats
@@ -145,8 +146,6 @@ class TableReader:
         return _field_spec(column, Place(path, (name,)), missing)
 
     def _leaves(self, columns: Mapping[str, Any], num_rows: int, name: str, label: str, path: str) -> Sequence[Any]:
-        import pyarrow as pa
-
         column, missing = columns.get(name), (self.missing or {}).get(name)
         if column is None:
             kind, value = self.partitions.arrow_type(name), self.partitions.value(name, path)
@@ -181,8 +180,6 @@ def check_replacement(missing: Any, kind: Any, where: Place) -> None:
     ArgumentError
         The replacement does not fit the type.
     """
-    import pyarrow as pa
-
     if (decoded := _decoded(kind)) is not None:
         check_replacement(missing, decoded, where)
     elif pa.types.is_struct(kind):
@@ -210,8 +207,6 @@ def spec_of(kind: Any, where: Place, missing: Any = None) -> ElementSpec:
     FileError
         No element can hold the type.
     """
-    import pyarrow as pa
-
     types = pa.types
     if is_tensor(kind):
         inner = _array_spec(kind.storage_type, where, missing)
@@ -247,8 +242,6 @@ def _field_spec(field: Any, where: Place, missing: Any) -> ElementSpec:
 
 
 def _array_spec(kind: Any, where: Place, missing: Any) -> TensorSpec:
-    import pyarrow as pa
-
     inner = _field_spec(kind.value_field, where, _within(missing, kind, where))
     if inner.structure != LONE:
         raise FileError(f"{where} holds lists of structs, which cannot form an array; leave it out")
@@ -259,38 +252,28 @@ def _array_spec(kind: Any, where: Place, missing: Any) -> TensorSpec:
 
 
 def _is_list(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_view(kind))
 
 
 def is_struct(kind: Any) -> bool:
     """Return whether values of an Arrow type become a dict by field."""
-    import pyarrow as pa
-
     while (decoded := _decoded(kind)) is not None:
         kind = decoded
     return bool(pa.types.is_struct(kind))
 
 
 def _is_view(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _decoded(kind: Any) -> Any:
     # Return the type of the values of a dictionary, run-end or extension type; None for other types.
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return stored_as(kind)
     return kind.value_type if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) else None
 
 
 def _dtype(kind: Any, where: Place, missing: Any) -> np.dtype[Any]:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_integer(kind) and isinstance(missing, float):
         return np.dtype(np.float64)
@@ -314,8 +297,6 @@ def _dtype(kind: Any, where: Place, missing: Any) -> np.dtype[Any]:
 
 def _whole(column: Any) -> Any:
     # Return a column of a table or of a record batch as one array.
-    import pyarrow as pa
-
     if not isinstance(column, pa.ChunkedArray):
         return column
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
@@ -334,8 +315,6 @@ def leaves_of(array: Any, where: Place, missing: Any = None) -> list[Any]:
     ArgumentError
         The replacement does not fit the type.
     """
-    import pyarrow as pa
-
     types, kind = pa.types, array.type
     if kind.id in _numbers() and missing is None and not array.null_count:
         # Most columns are numbers without nulls.
@@ -345,8 +324,6 @@ def leaves_of(array: Any, where: Place, missing: Any = None) -> list[Any]:
     if isinstance(kind, pa.BaseExtensionType):
         return leaves_of(stored_values(array, where), where, missing)
     if types.is_run_end_encoded(kind):
-        import pyarrow.compute as pc
-
         return leaves_of(pc.run_end_decode(_runs_without_views(array)), where, missing)
     if types.is_dictionary(kind):
         if str(kind.value_type) in _VIEWS:
@@ -388,8 +365,6 @@ def _without_views(array: Any) -> Any:
 
 
 def _runs_without_views(array: Any) -> Any:
-    import pyarrow as pa
-
     if str(array.type.value_type) not in _VIEWS:
         return array
     values = _without_views(array.values)
@@ -400,8 +375,6 @@ def _runs_without_views(array: Any) -> Any:
 @cache
 def _numbers() -> dict[int, np.dtype[Any]]:
     # Return the dtypes of the number types that Arrow and NumPy share, by the ids of the types in Arrow.
-    import pyarrow as pa
-
     integers = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
     return {kind.id: np.dtype(kind.to_pandas_dtype()) for kind in (*integers, pa.float16(), pa.float32(), pa.float64())}
 
@@ -433,8 +406,6 @@ def _within(missing: Any, kind: Any, where: Place) -> Any:
 
 def _fixed_values(array: Any) -> Any:
     # Return the values of lists of one size, where those of a null list are null.
-    import pyarrow as pa
-
     values = array.flatten()
     if not array.null_count:
         return values
@@ -470,8 +441,6 @@ def _of_lists(values: Any, splits: np.ndarray[Any, Any], where: Place, missing: 
 
 def _lacks_null(kind: Any) -> bool:
     # Only plain values are checked here: nested ones report their own nulls.
-    import pyarrow as pa
-
     if pa.types.is_nested(kind) or _decoded(kind) is not None:
         return False
     return _dtype(kind, Place(""), None).kind not in "fmM"
@@ -482,8 +451,6 @@ def _first_null(array: Any) -> int:
 
 
 def _flat(array: Any, where: Place, missing: Any) -> np.ndarray[Any, Any]:
-    import pyarrow as pa
-
     kind = array.type
     dtype = _dtype(kind, where, missing)
     if missing is KEPT:
@@ -524,8 +491,6 @@ def _objects(array: Any, null: Any = None) -> np.ndarray[Any, Any]:
 
 
 def _filled(array: Any, where: Place, missing: Any, dtype: np.dtype[Any]) -> Any:
-    import pyarrow as pa
-
     try:
         kind = pa.float64() if dtype == np.float64 else pa.large_string() if dtype == TEXT else array.type
         array = _without_views(array)
@@ -546,8 +511,6 @@ def _refuse_nulls(array: Any, where: Place) -> None:
 
 def _advice(array: Any, where: Place) -> str:
     # Return an argument that replaces the nulls of an array.
-    import pyarrow as pa
-
     types, kind = pa.types, array.type
     if _is_list(kind):
         return f"{where.replaced_by('[]')} for lists without values"

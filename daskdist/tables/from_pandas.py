@@ -19,6 +19,7 @@ from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.core.to_numpy import loss_in, native, to_numpy
 from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.libraries import pa
 from daskdist.tables.columns import Columns
 from daskdist.tables.device_column import DeviceColumn
 from daskdist.tables.from_arrow import is_struct, leaves_of, spec_of
@@ -171,8 +172,6 @@ def column_as_leaf(value: Any) -> Any:
     if is_pandas and _is_plain(np.asarray(value).dtype):
         # For example nullable or sparse numbers, which NumPy converts.
         return value
-    import pyarrow as pa
-
     label, types = f"{type(value).__name__} of {dtype}", pa.types
     array = _as_arrow(value, label)
     may_be_missing = types.is_floating(array.type) or types.is_temporal(array.type)
@@ -213,8 +212,6 @@ def _rows_of(frame: Any, columns: Sequence[tuple[Any, Any]], as_dict: str) -> An
 
 
 def _as_arrow(column: Any, label: str) -> Any:
-    import pyarrow as pa
-
     try:
         if isinstance(column, (pa.Array, pa.ChunkedArray)):
             array = column

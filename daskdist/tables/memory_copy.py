@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.config import num_threads
+from daskdist.storage.libraries import pa
 
 # Fewer bytes are copied before threads have started.
 _LEAST_BYTES: Final = 2**20
@@ -22,8 +23,6 @@ def copy_memory(source: Any, target: Any) -> None:
     if source.nbytes < _LEAST_BYTES or number < 2:
         np.copyto(target, source)
         return
-    import pyarrow as pa
-
     # Python's threads would wait for the GIL after each part.
     writer = pa.FixedSizeBufferWriter(pa.py_buffer(target))
     writer.set_memcopy_threads(number)

@@ -12,6 +12,7 @@ import numpy as np
 
 from daskdist.core.to_numpy import is_wrapped
 from daskdist.errors import ArgumentError
+from daskdist.storage.libraries import pa
 
 # Stands for the replacement of nulls that are kept as NaN, in arrays of objects.
 KEPT: Final = object()
@@ -93,8 +94,6 @@ def scalar_of(missing: Any, kind: Any) -> Any:
     ValueError
         The type cannot hold the value. Arrow itself makes 1 of 1.5, a date of a time, and infinity of large numbers.
     """
-    import pyarrow as pa
-
     scalar = pa.scalar(missing, kind)
     converted, is_kept = scalar.as_py(), True
     if isinstance(missing, datetime):

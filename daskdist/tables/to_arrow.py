@@ -31,6 +31,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import AnyRankSpec, DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
 from daskdist.core.structure import TEXT
 from daskdist.errors import ArgumentError, MissingPackageError
+from daskdist.storage.libraries import pa
 
 # The name of the column of an element that is a single leaf.
 LONE_NAME: Final = "value"
@@ -187,8 +188,6 @@ def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
     ArgumentError
         The elements cannot become columns, or do not match the spec; the message names the leaf and the element.
     """
-    import pyarrow as pa
-
     if rows.is_all_failed:
         # Their structure is unknown: raise the error of the first.
         rows.item(0)
@@ -213,8 +212,6 @@ def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
 
 def frame_of(parts: Iterable[Rows], spec: ElementSpec) -> Any:
     """Return elements as a pandas ``DataFrame`` with a row for each."""
-    import pyarrow as pa
-
     if importlib.util.find_spec("pandas") is None:
         raise MissingPackageError("to_pandas needs pandas: pip install pandas")
     tables = [table_of(rows, spec) for rows in parts if len(rows)] or [table_of(no_rows(spec), spec)]
@@ -229,8 +226,6 @@ def _named(treespec: Any, leaves: Iterator[Any]) -> dict[str, Any]:
 
 
 def _column(treespec: Any, leaves: Iterator[Any]) -> Any:
-    import pyarrow as pa
-
     if treespec.is_leaf():
         return next(leaves)
     by_name = _named(treespec, leaves)
@@ -341,8 +336,6 @@ def _fitted(column: Any, axes: Shape, leaf: TensorSpec) -> Any:
 
 
 def _arrow(column: Any) -> Any:
-    import pyarrow as pa
-
     if isinstance(column, Ragged):
         splits = pa.array(column.row_splits.astype(np.int64, copy=False))
         return pa.LargeListArray.from_arrays(splits, _arrow(column.values))
@@ -353,8 +346,6 @@ def _arrow(column: Any) -> Any:
 
 
 def _flat(values: np.ndarray[Any, Any]) -> Any:
-    import pyarrow as pa
-
     kind = values.dtype.kind
     if kind == "O":
         return pa.array(_only_bytes(values.tolist()), pa.large_binary())

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
@@ -33,7 +33,7 @@ from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_file import FirstFile
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.tables.from_arrow import TableReader
+from daskdist.storage.libraries import pa
 
 # A batch of at least this fraction of a split's size is not combined with others.
 _LARGE: Final = 1 / 16
@@ -90,7 +90,6 @@ class Arrow(TableFiles):
     storage: Storage = field(default_factory=Storage)
 
     name = "arrow"
-    can_choose_columns: ClassVar[bool] = True
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
     is_splittable = True
 
@@ -104,16 +103,13 @@ class Arrow(TableFiles):
 
     def spec_of_schema(self, schema: Any, path: str) -> ElementSpec:
         with damage(path):
-            return self._tables.spec(schema, path)
-
-    def selected(self, names: Sequence[str]) -> list[str]:
-        return self._tables.read_from(names)
+            return self.tables.spec(schema, path)
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version = self.storage.version(path)
         index = index_of(self.storage, version)
         types, spec = self.types(index.schema, path, first), first.spec
-        share = len(self._tables.read_from(index.schema.names)) / max(len(index.schema.names), 1)
+        share = len(self.tables.read_from(index.schema.names)) / max(len(index.schema.names), 1)
         # Text and bytes take more than their dtype says.
         row_bytes = None if any(leaf.dtype.kind in "TO" for leaf in spec.leaves) else spec.num_bytes
 
@@ -132,7 +128,7 @@ class Arrow(TableFiles):
         part: ArrowSplit = split.payload
         with self._opened(split) as batches, damage(split.label):
             table = self._table(batches.batches(part.start, part.stop), part)
-            block = self._tables.block(table, split.label, split.path or "")
+            block = self.tables.block(table, split.label, split.path or "")
         if part.rows is not None:
             block.origin = origin_from(_batches_label(part), part.rows[0], len(block))
         return block
@@ -167,20 +163,14 @@ class Arrow(TableFiles):
 
     def _block(self, table: Any, split: Split, start: int, stop: int) -> Block:
         with damage(split.label):
-            return self._tables.block(table.slice(start, stop - start), split.label, split.path or "")
-
-    @property
-    def _tables(self) -> TableReader:
-        return TableReader(self.columns, self.missing, self.partitions)
+            return self.tables.block(table.slice(start, stop - start), split.label, split.path or "")
 
     def _table(self, batches: Sequence[Any], part: ArrowSplit) -> Any:
-        import pyarrow as pa
-
         if part.rows is not None:
             start, stop = part.rows
             batches = [batch.slice(start, stop - start) for batch in batches]
         names = batches[0].schema.names
-        selected = self._tables.read_from(names)
+        selected = self.tables.read_from(names)
         if len(selected) < len(names):
             # Read at least one column, as without any there would be no rows.
             batches = [batch.select(selected or names[:1]) for batch in batches]
@@ -191,13 +181,11 @@ class Arrow(TableFiles):
 
     @contextmanager
     def _opened(self, split: Split) -> Iterator[_Batches]:
-        import pyarrow as pa
-
         version = split.payload.version
         self.storage.check_unchanged(version, split.label)
         index = index_of(self.storage, version)
         names = index.schema.names
-        selected = set(self._tables.read_from(names))
+        selected = set(self.tables.read_from(names))
         fields = [number for number, name in enumerate(names) if name in selected] or [0]
         # Removing fields of mapped batches takes longer than keeping them. Without threads, as splits are read in
         # parallel already.
@@ -210,8 +198,6 @@ class Arrow(TableFiles):
 class _Batches:
     # The record batches of an open file.
     def __init__(self, index: BatchIndex, source: Any, options: Any) -> None:
-        import pyarrow as pa
-
         self._index = index
         self._source = source
         self._options = options
@@ -228,8 +214,6 @@ class _Batches:
         return record_batches
 
     def _of_stream(self, messages: Sequence[Message]) -> list[Any]:
-        import pyarrow as pa
-
         if len(self._index.others) == 1 and all(message.is_mapped for message in messages):
             record_batches = []
             for message in messages:

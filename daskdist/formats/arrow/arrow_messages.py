@@ -18,6 +18,7 @@ from typing import Any, Final
 from daskdist.errors import DamagedFileError, FileError
 from daskdist.storage.failures import damage
 from daskdist.storage.filesystem import Storage, Version, is_remote
+from daskdist.storage.libraries import pa
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -106,14 +107,10 @@ def index_of(storage: Storage, version: Version) -> BatchIndex:
 
 def opened(storage: Storage, path: str) -> Any:
     """Open a file, mapped into memory if it is local. Its arrays keep the mapping alive."""
-    import pyarrow as pa
-
     return storage.open(path) if is_remote(path) else pa.memory_map(os.fsencode(path))
 
 
 def _of_file(source: Any, version: Version) -> BatchIndex:
-    import pyarrow as pa
-
     with pa.ipc.open_file(source) as reader:
         schema, numbers = reader.schema, range(reader.num_record_batches)
     # A single batch of a remote file is not worth a request for its row count.
@@ -129,8 +126,6 @@ def _of_file(source: Any, version: Version) -> BatchIndex:
 
 
 def _of_stream(source: Any, version: Version) -> BatchIndex:
-    import pyarrow as pa
-
     messages = list(_messages(source))
     stop = messages[-1][1].stop if messages else 0
     source.seek(stop)
@@ -160,8 +155,6 @@ def _of_stream(source: Any, version: Version) -> BatchIndex:
 
 def _messages(source: Any) -> Iterator[tuple[str, Message]]:
     # Yield the kinds and positions of messages.
-    import pyarrow as pa
-
     start = 0
     source.seek(start)
     for message in pa.ipc.MessageReader.open_stream(source):
@@ -170,8 +163,6 @@ def _messages(source: Any) -> Iterator[tuple[str, Message]]:
 
 def _least(schema: Any) -> Any:
     # Options for reading one column, which is decompressed fast; any column has the number of rows of its batch.
-    import pyarrow as pa
-
     numbers = [number for number, kind in enumerate(schema.types) if pa.types.is_primitive(kind)]
     return pa.ipc.IpcReadOptions(use_threads=False, included_fields=(numbers or [*range(len(schema))])[:1])
 

@@ -20,7 +20,6 @@ from daskdist.formats.csv.dialect import (
     TABS,
     Dialect,
     Sampled,
-    first_row_begins,
     header_of,
     marked_again,
     sampled,
@@ -32,6 +31,7 @@ from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRec
 from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.first_bytes import is_unicode, refuse_other_encoding
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
+from daskdist.storage.libraries import pa
 
 # Files with at least this many columns have splits of the usual size.
 _MANY_COLUMNS: Final = 1000
@@ -127,23 +127,17 @@ class Csv(SampledFormat):
         splits = self._ranges(path).list(path, file, 1 if len(schema.names) >= _MANY_COLUMNS else GROWTH)
         if not splits:
             return splits
-        names, begin = schema.names, 0
-        if self.dialect.has_header:
-            header = self._header(path)
-            if header is None:
-                return []
-            names, begin = header
-            if self.dialect.names is None:
-                self._check_header(path, names, schema, first)
-            else:
-                names = schema.names
+        header = header_of(path, self._ranges(path), self.dialect.of(path))
+        if header is None:
+            return []
+        names, begin = header
+        if self.dialect.has_header and self.dialect.names is None:
+            self._check_header(path, names, schema, first)
         else:
-            begin = first_row_begins(path, self._ranges(path), self.dialect.of(path))
+            names = schema.names
         return [replace(split, payload=CsvSplit(split.payload, names, begin, schema)) for split in splits]
 
     def read(self, split: Split) -> Block:
-        import pyarrow as pa
-
         part: CsvSplit = split.payload
         path = split.path or ""
         piece, fields = self._piece(split, part), self._fields(part, path)
@@ -222,8 +216,6 @@ class Csv(SampledFormat):
         return Schema(names, tuple(kinds))
 
     def _spec(self, schema: Schema, path: str) -> ElementSpec:
-        import pyarrow as pa
-
         types = pa.schema([(name, arrow_type(kind)) for name, kind in zip(schema.names, schema.kinds, strict=True)])
         return self.tables.spec(types, path)
 
@@ -247,9 +239,6 @@ class Csv(SampledFormat):
             ),
             **self.dialect.of(path).of_fields,
         )
-
-    def _header(self, path: str) -> tuple[tuple[str, ...], int] | None:
-        return header_of(path, self._ranges(path), self.dialect.of(path))
 
     def _check_header(self, path: str, names: tuple[str, ...], schema: Schema, first: FirstFile) -> None:
         # Columns may come in another order, and there may be more if only some are selected.

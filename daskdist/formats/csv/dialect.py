@@ -199,20 +199,17 @@ def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes
         The header or the first row is invalid.
     """
     path, framing = version.path, dialect.exact_framing
-    names, begin = dialect.names or (), 0
-    if dialect.has_header:
-        header = header_of(path, ranges, dialect)
-        if header is None:
-            return Sampled(names, (_TEXT,) * len(names), False) if names else None
-        names, begin = header
-    else:
-        begin = first_row_begins(path, ranges, dialect)
+    header = header_of(path, ranges, dialect)
+    names, begin = header or (dialect.names or (), 0)
+    without_rows = Sampled(names, (("str", "str"),) * len(names), False) if names else None
+    if header is None:
+        return without_rows
     while True:
         sample, is_all = _rows_from(path, ranges, framing, begin, sample_bytes)
         data = dialect.in_utf8(sample)
         first = _first_row(data, framing, is_end=True)
         if first is None:
-            return Sampled(names, (_TEXT,) * len(names), False) if names else None
+            return without_rows
         if dialect.has_header and dialect.names is None and dialect.comment is None:
             _refuse_comment(path, names[0], len(names), data, dialect)
         with damage(path, "its first row cannot be read"):
@@ -234,9 +231,6 @@ def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes
             for invalid in replace(fields, kinds=binary).without_invalid(data)[1]:
                 undecodable.setdefault(invalid.column, invalid.row)
         return Sampled(names, kinds, True, undecodable)
-
-
-_TEXT: Final = ("str", "str")
 
 
 def _no_row_fits(path: str, names: Sequence[str], row: bytes, num_fields: int, dialect: Dialect) -> FileError:
@@ -284,40 +278,51 @@ def _numbered(num_columns: int) -> tuple[str, ...]:
 
 
 def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[str, ...], int] | None:
-    """Return the names in the header and the offset after it; None if the file is empty.
+    """Return the names of the columns, ``()`` if nothing says them, and the offset after the header and comments.
+
+    None if the file should have a header and is empty.
 
     Raises
     ------
     FileError
         The header cannot be read, or has invalid names.
     """
+    if not dialect.has_header and dialect.comment is None:
+        return dialect.names or (), 0
+    first, num_bytes = _first_of(path, ranges, dialect)
+    if not dialect.has_header:
+        return dialect.names or (), num_bytes if first is None else first[1] - len(first[0])
+    if first is None:
+        return None
+    row = dialect.in_utf8(first[0])
+    with damage(path, f"its header, {first[0]!r:.80}, cannot be read; give its encoding"):
+        if dialect.names is not None:
+            return dialect.names or _numbered(_num_fields(row, dialect)), first[1]
+        try:
+            names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
+        except UnicodeDecodeError as error:
+            if is_erased(row):
+                raise
+            raise FileError(
+                f"{path}: its header, {first[0]!r:.80}, is not {dialect.encoding}: {error.reason}; give its encoding"
+            ) from None
+    twice = _twice(names)
+    if twice is not None:
+        raise FileError(
+            f"{path}: two columns are called {twice!r}; fix it, or give all columns new names: new_names="
+            f"{_shown(_different(names))}"
+        )
+    return names, first[1]
+
+
+def _first_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[bytes, int] | None, int]:
+    # Return the first row of a file that is neither blank nor a comment, with its end, and the number of bytes read.
     num_bytes = _HEAD_BYTES
     while True:
         data, is_all = ranges.head(path, num_bytes)
         first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path, comment=dialect.comment)
-        if first is not None:
-            row = dialect.in_utf8(first[0])
-            with damage(path, f"its header, {first[0]!r:.80}, cannot be read; give its encoding"):
-                if dialect.names is not None:
-                    return dialect.names or _numbered(_num_fields(row, dialect)), first[1]
-                try:
-                    names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
-                except UnicodeDecodeError as error:
-                    if is_erased(row):
-                        raise
-                    raise FileError(
-                        f"{path}: its header, {first[0]!r:.80}, is not {dialect.encoding}: {error.reason}; give its "
-                        "encoding"
-                    ) from None
-            twice = _twice(names)
-            if twice is not None:
-                raise FileError(
-                    f"{path}: two columns are called {twice!r}; fix it, or give all columns new names: new_names="
-                    f"{_shown(_different(names))}"
-                )
-            return names, first[1]
-        if is_all:
-            return None
+        if first is not None or is_all:
+            return first, len(data)
         num_bytes = _more(path, num_bytes)
 
 
@@ -326,20 +331,6 @@ def _more(path: str, num_bytes: int) -> int:
     if num_bytes >= in_bytes("max-record-bytes"):
         raise DamagedFileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text with this delimiter?")
     return num_bytes * 16
-
-
-def first_row_begins(path: str, ranges: ByteRanges, dialect: Dialect) -> int:
-    """Return the offset of the first row of a file without a header, after comment lines."""
-    num_bytes = _HEAD_BYTES
-    while dialect.comment is not None:
-        data, is_all = ranges.head(path, num_bytes)
-        first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path, comment=dialect.comment)
-        if first is not None:
-            return first[1] - len(first[0])
-        if is_all:
-            return len(data)
-        num_bytes = _more(path, num_bytes)
-    return 0
 
 
 def _refuse_comment(path: str, first_name: str, num_names: int, data: bytes, dialect: Dialect) -> None:

@@ -27,6 +27,7 @@ from daskdist.formats.csv.number_text import (
     rounded_integers,
 )
 from daskdist.formats.csv.quotes import BYTE_ORDER_MARK
+from daskdist.storage.libraries import arrow_csv, pa, pc
 
 NULLS: Final = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
 # In columns of text, the words above are text.
@@ -126,8 +127,6 @@ class Fields:
         pyarrow.ArrowInvalid
             A row has too many or too few fields, a value does not have its type, or a required value is missing.
         """
-        import pyarrow as pa
-
         table = self._parsed(data, dict(self.kinds))
         for name, is_missing in self._missing_texts(data, table).items():
             table = table.set_column(table.schema.get_field_index(name), name, _nulled(table.column(name), is_missing))
@@ -162,8 +161,6 @@ class Fields:
 
     def without_invalid(self, data: bytes) -> tuple[Any, list[InvalidValue]]:
         """Return the rows whose values are valid, and for each other row its first invalid value."""
-        import pyarrow as pa
-
         texts = self.texts(data)
         missing_texts = self._missing_texts(data, texts)
         invalid_values: dict[int, InvalidValue] = {}
@@ -238,8 +235,6 @@ class Fields:
         column of numbers is text if one of them is not written like a number, or is an integer that a column of floats
         does not keep: see `number_text`. Integers beyond int64 are uint64, or text where that does not have all.
         """
-        import pyarrow as pa
-
         table = self._read(data)
         types = pa.types
         # Quoted empty fields are text in columns without other values.
@@ -266,9 +261,6 @@ class Fields:
     def _of_long_integers(self, data: bytes, name: str, column: Any) -> str | None:
         # Return the type of a column of integers beyond int64, which pyarrow reads as floats: different integers, such
         # as identifiers, would become the same float. None for other columns.
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if not pa.types.is_floating(column.type) or not pc.any(pc.greater_equal(pc.abs(column), _LONG)).as_py():
             return None
         texts = _one_chunk(self._parsed(data, {name: "bytes"}).column(0))
@@ -284,8 +276,6 @@ class Fields:
     def _unfit(self, texts: Any, name: str, kind: str) -> Any:
         # Return the rows of values that do not have a type. pyarrow decides, and reports only one of many, so halves of
         # the distinct values are tried.
-        import pyarrow as pa
-
         known = texts.dictionary_encode()
         values = known.dictionary.to_pylist()
         nulls = {value.encode() for value in self.null_values}
@@ -308,8 +298,6 @@ class Fields:
 
     def _missing(self, column: Any) -> Any:
         # Return for each value of a column of another type than text whether it is missing. It may be given as bytes.
-        import pyarrow as pa
-
         column = _one_chunk(column)
         if pa.types.is_binary(column.type):
             return _is_in(column, self.null_values)
@@ -341,9 +329,6 @@ class Fields:
 
     def _rounded(self, data: bytes, table: Any, names: Collection[str]) -> dict[str, Any]:
         # Return which values are integers that floats do not keep, for the columns in which one may be.
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         large = []
         for name in names:
             numbers = pc.abs(table.column(name).cast(pa.float64(), safe=False))
@@ -359,8 +344,6 @@ class Fields:
 
     def _missing_texts(self, data: bytes, table: Any) -> dict[str, Any]:
         # Return which values are missing, for the columns of text and bytes that lack any. They are read without nulls.
-        import pyarrow.compute as pc
-
         columns = {name: table.column(name) for name, kind in self.kinds if kind in _TEXTS}
         missing = {
             name: _is_in(column, self.text_null_values)
@@ -377,8 +360,6 @@ class Fields:
         return {name: is_missing for name, is_missing in missing.items() if is_missing.any()}
 
     def _parsed(self, data: bytes, kinds: Mapping[str, str]) -> Any:
-        import pyarrow as pa
-
         types = {name: arrow_type(kind) for name, kind in kinds.items()}
         if not data or data == BYTE_ORDER_MARK:
             return pa.table({name: pa.array([], kind) for name, kind in types.items()})
@@ -401,28 +382,25 @@ class Fields:
         **conversion: Any,
     ) -> Any:
         # With `text_null_values`, columns of text have nulls for these, unless they are quoted.
-        import pyarrow as pa
-        import pyarrow.csv as pc
-
         if len(data) > _MOST_BYTES:
             raise ValueError(f"rows of {len(data)} bytes; give a smaller split-bytes, or newlines_in_values=False")
         quote = self.quote if self.quote and self.quote.encode() in data else False
-        return pc.read_csv(
+        return arrow_csv.read_csv(
             pa.BufferReader(data),
             # In one block, so that no row is cut, and without threads, as splits are read in parallel already.
-            pc.ReadOptions(
+            arrow_csv.ReadOptions(
                 use_threads=False,
                 block_size=len(data) + 1,
                 column_names=list(self.names),
             ),
-            pc.ParseOptions(
+            arrow_csv.ParseOptions(
                 delimiter=self.delimiter,
                 quote_char=quote,
                 newlines_in_values=bool(quote),
                 ignore_empty_lines=not self.keeps_blank,
                 invalid_row_handler=on_invalid,
             ),
-            pc.ConvertOptions(
+            arrow_csv.ConvertOptions(
                 null_values=list(self.null_values if text_null_values is None else text_null_values),
                 strings_can_be_null=text_null_values is not None,
                 quoted_strings_can_be_null=text_null_values is None,
@@ -471,8 +449,6 @@ def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") ->
 
 
 def _kind_of(column: Any, *, is_full: bool = False) -> str:
-    import pyarrow as pa
-
     types, kind = pa.types, column.type
     if types.is_null(kind):
         return "null" if is_full else "float64"
@@ -513,8 +489,6 @@ def kind_named(dtype: Any, column: str) -> str:
 @cache
 def arrow_type(kind: str) -> Any:
     """Return the Arrow type of a type's name."""
-    import pyarrow as pa
-
     name = kind.removesuffix(ZONED)
     if name in _TIMES:
         maker, _, unit = _TIMES[name].rstrip("]").partition("[")
@@ -544,17 +518,11 @@ def _looks_like(kind: str) -> Callable[[bytes], object]:
 
 def _is_in(column: Any, values: Sequence[str]) -> Any:
     # Return which texts are among some values.
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     is_in = pc.is_in(column, pa.array([value.encode() for value in values], pa.binary()).cast(column.type))
     return _one_chunk(is_in).to_numpy(zero_copy_only=False)
 
 
 def _nulled(column: Any, is_null: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return pc.if_else(pa.array(is_null), pa.scalar(None, column.type), column)
 
 
@@ -563,8 +531,6 @@ def _as_rows(values: Sequence[bytes]) -> bytes:
 
 
 def _one_chunk(column: Any) -> Any:
-    import pyarrow as pa
-
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:

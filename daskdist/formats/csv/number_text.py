@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.formats.csv.quotes import BYTE_ORDER_MARK
+from daskdist.storage.libraries import pc
 
 # The number of bytes to examine together, so that they stay in the processor's cache.
 _AT_ONCE: Final = 2**17
@@ -69,8 +70,6 @@ def number_texts(column: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
     column
         An Arrow array of bytes without nulls.
     """
-    import pyarrow.compute as pc
-
     mask = pc.match_substring_regex(column, _PATTERN)
     return mask.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
@@ -100,8 +99,6 @@ def rounded_integers(column: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
     column
         An Arrow array of bytes without nulls.
     """
-    import pyarrow.compute as pc
-
     mask: Any = pc.match_substring_regex(column, _LONG_INTEGER).to_numpy(zero_copy_only=False).copy()
     rows = np.flatnonzero(mask)
     mask[rows] = [is_rounded(text) for text in column.take(rows).to_pylist()]

@@ -41,6 +41,7 @@ from daskdist.storage.failures import DamagedPart, damage
 from daskdist.storage.filesystem import Storage, Version
 from daskdist.storage.first_bytes import refuse_other_encoding
 from daskdist.storage.first_file import FirstFile, differs_from_first, readable_files
+from daskdist.storage.libraries import pa, pj
 
 _MARK: Final = b"\xef\xbb\xbf"
 # The number of bytes at the beginning of a file that decide whether its objects are lines.
@@ -149,8 +150,6 @@ class Json(SampledFormat):
         return [replace(split, payload=JsonSplit(split.payload, are_lines, schema)) for split in splits]
 
     def read(self, split: Split) -> Block:
-        import pyarrow as pa
-
         objects = self._objects(split, is_lenient=False)
         try:
             return self._block(objects.data, split)
@@ -230,8 +229,6 @@ class Json(SampledFormat):
 
     def _chosen(self, schema: Any) -> tuple[Any, str]:
         # Return the schema for decoding, and the decoder's handling of fields that are not in it.
-        import pyarrow as pa
-
         names = self.tables.read_from(schema.names)
         if self.columns is None or any(_has_objects(schema.field(name).type) for name in names):
             # "ignore" would silently drop unknown fields within nested objects too.
@@ -240,9 +237,6 @@ class Json(SampledFormat):
         return pa.schema([schema.field(name) for name in names] or [pa.field("", pa.null())]), "ignore"
 
     def _decoded(self, data: bytes, schema: Any) -> Any:
-        import pyarrow as pa
-        import pyarrow.json as pj
-
         schema, unexpected = self._chosen(schema)
         if not data.strip():
             return schema.empty_table()
@@ -273,8 +267,6 @@ class Json(SampledFormat):
         return DamagedFileError(f"{where}: {reason}")
 
     def _failure(self, lines: Sequence[bytes], schema: Any) -> Exception | None:
-        import pyarrow as pa
-
         try:
             self._decoded(b"\n".join(lines), schema)
         except pa.ArrowException as error:
@@ -284,8 +276,6 @@ class Json(SampledFormat):
     def _reason(self, line: bytes, schema: Any, where: str) -> str | None:
         # Return why a line cannot be read, by decoding it with Python, which names the field. A field that no sampled
         # record has is no damage, but an error.
-        import pyarrow as pa
-
         try:
             value = json.loads(line)
         except RecursionError:
@@ -337,8 +327,6 @@ class Json(SampledFormat):
 
     def _valid_objects(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[DamagedPart]]:
         # Separate the valid objects from the broken ones.
-        import pyarrow as pa
-
         lines = objects.data.split(b"\n")
         kept, damaged, broken = list[Block](), list[DamagedPart](), set[int]()
         num_kept = 0
@@ -382,8 +370,6 @@ class DecodeObjects:
 
 @lru_cache(maxsize=64)
 def _parsed(schema: bytes) -> Any:
-    import pyarrow as pa
-
     return pa.ipc.read_schema(pa.py_buffer(schema))
 
 
@@ -490,8 +476,6 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _has_objects(kind: Any) -> bool:
-    import pyarrow as pa
-
     if pa.types.is_list(kind):
         return _has_objects(kind.value_type)
     return bool(pa.types.is_struct(kind))

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.libraries import pa, pj
 
 # A depth beyond anything that becomes arrays, and below the limit of the stack.
 _DEEPEST: Final = 32
@@ -134,8 +135,6 @@ def _inner_kinds(kind: Kind) -> list[Kind]:
 
 def schema_of(whole: Kind, dtypes: Mapping[str, Any] | None) -> Any:
     """Return the Arrow schema of objects, from a sample's kind and the user's dtypes."""
-    import pyarrow as pa
-
     fields = {}
     for name, kind in whole.fields:
         problem = _problem_of(kind)
@@ -173,9 +172,6 @@ def check_dtypes(dtypes: Mapping[str, Any] | None) -> None:
     ArgumentError
         A type is not possible.
     """
-    import pyarrow as pa
-    import pyarrow.json as pj
-
     if dtypes is None:
         return
     if not isinstance(dtypes, Mapping):
@@ -199,8 +195,6 @@ def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str
     FileError
         The type lacks a field, or the type of a field, as no sampled record has a value of it.
     """
-    import pyarrow as pa
-
     types = pa.types
     if value is None:
         return None
@@ -255,8 +249,6 @@ def find_other_type(
     FileError
         As for `find_invalid`.
     """
-    import pyarrow as pa
-
     values = [item for value in objects if (item := value.get(field.name)) is not None]
     path, expected = (*path, field.name), field.type
     if len(values) < 2 or pa.types.is_null(expected):
@@ -285,8 +277,6 @@ def find_other_type(
 
 
 def _is_of_other_type(value: Any, kind: Any) -> bool:
-    import pyarrow as pa
-
     # Times are read from text only, and only the decoder can determine from which.
     is_no_time = pa.types.is_timestamp(kind) and not isinstance(value, str)
     return is_no_time or find_invalid(value, kind) is not None or (isinstance(value, str) and not becomes(value, kind))
@@ -294,9 +284,6 @@ def _is_of_other_type(value: Any, kind: Any) -> bool:
 
 def becomes(value: Any, kind: Any) -> bool:
     """Return whether the decoder turns a value into an Arrow type."""
-    import pyarrow as pa
-    import pyarrow.json as pj
-
     options = pj.ParseOptions(explicit_schema=pa.schema([pa.field("", kind)]))
     try:
         data = pa.BufferReader(json.dumps({"": value}).encode())
@@ -307,8 +294,6 @@ def becomes(value: Any, kind: Any) -> bool:
 
 
 def _fits(value: Any, value_kind: Kind, kind: Any) -> bool:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_integer(kind):
         if not isinstance(value, int) or isinstance(value, bool):
@@ -367,8 +352,6 @@ def _problem_of(kind: Kind) -> str | None:
 
 
 def _arrow_of(kind: Kind) -> Any:
-    import pyarrow as pa
-
     if kind.inner is not None:
         return pa.list_(_arrow_of(kind.inner))
     if kind.name == "struct":
@@ -378,8 +361,6 @@ def _arrow_of(kind: Kind) -> Any:
 
 
 def _kind_of_arrow(kind: Any) -> Kind:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_list(kind):
         return Kind("list", _kind_of_arrow(kind.value_type))
@@ -396,8 +377,6 @@ def _kind_of_arrow(kind: Any) -> Kind:
 
 def _wanted(user_type: Any, known: Any, where: str) -> Any:
     # Return the Arrow type of a user's dtype; unmentioned fields keep their inferred type.
-    import pyarrow as pa
-
     if isinstance(user_type, pa.DataType):
         return user_type
     if isinstance(user_type, Mapping):

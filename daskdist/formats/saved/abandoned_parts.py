@@ -18,14 +18,13 @@ from typing import Any, Final
 
 from daskdist.errors import FileError
 from daskdist.formats.saved.manifest import MANIFEST, SavedPart, exists, read_manifest
-from daskdist.storage.atomic_file import located
+from daskdist.storage.atomic_file import located, name_of_temporary
 
 # The time for which a pass owns its parts after it wrote the last of them.
 LEASE_S: Final = 24 * 3600
 
 # The name of a part from `part_name`, or from versions without owners; complete, or still being written.
 _PART: Final = re.compile(r"\.?part-(?:([0-9a-f]{12})-)?[0-9a-f]{32}\.arrow(\.[0-9a-f]{32}\.tmp)?")
-_MANIFEST: Final = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{32}}\.tmp")
 # The directory of a pipeline, named by its fingerprint, and that of a worker's share.
 _PIPELINE: Final = re.compile(r"[0-9a-f]{32}")
 _SHARE: Final = re.compile(r"shard-\d+-of-\d+")
@@ -98,7 +97,7 @@ def _remove_abandoned(fs: Any, root: str) -> None:
         part = _PART.fullmatch(name)
         if part is not None:
             files[part[1]].append((name, _written_at(entry)))
-        elif _MANIFEST.fullmatch(name):
+        elif name_of_temporary(name) == MANIFEST:
             files[name].append((name, _written_at(entry)))
     now = time.time()
     over = [

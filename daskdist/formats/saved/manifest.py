@@ -15,7 +15,8 @@ from typing import Any, Final
 from daskdist.core.json_codec import spec_from_json, spec_to_json, typed
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
-from daskdist.storage.atomic_file import TEMPORARY, located, writing
+from daskdist.storage.atomic_file import located, name_of_temporary, writing
+from daskdist.storage.libraries import pa
 from daskdist.url_secrets import shown_cause
 
 MANIFEST: Final = "manifest.json"
@@ -205,13 +206,11 @@ def remove_unfinished(directory: str) -> tuple[str, ...]:
 
 def _is_temporary(name: str) -> bool:
     # Return whether it is a temporary file of `writing`.
-    match = TEMPORARY.fullmatch(name)
-    return match is not None and (match[1] == MANIFEST or _PART_NAME.fullmatch(match[1]) is not None)
+    target = name_of_temporary(name)
+    return target is not None and (target == MANIFEST or _PART_NAME.fullmatch(target) is not None)
 
 
 def _is_ours(fs: Any, root: str, name: str) -> bool:
-    import pyarrow as pa
-
     if not _PART_NAME.fullmatch(name):
         return False
     try:

@@ -31,9 +31,10 @@ from daskdist.core.structure import TEXT, Leaves, Nested, Structure, as_array
 from daskdist.core.to_numpy import native
 from daskdist.errors import ArgumentError, FileError, StackError
 from daskdist.formats.saved.manifest import KEY, SavedPart, codec
-from daskdist.storage.atomic_file import located, writing
+from daskdist.storage.atomic_file import is_on_disk, located, writing
 from daskdist.storage.failures import damage
 from daskdist.storage.filesystem import opened_remote
+from daskdist.storage.libraries import pa
 from daskdist.tables.to_arrow import columns_of
 from daskdist.url_secrets import shown_cause
 
@@ -110,8 +111,6 @@ def write_part(rows: Rows, directory: str, name: str, compression: str | None = 
     -----
     Numbers are restored in native byte order, and arrays without axes as scalars.
     """
-    import pyarrow as pa
-
     options = pa.ipc.IpcWriteOptions(compression=codec(compression), use_threads=False)
     batch = _record_batch(rows)
     part = SavedPart(f"{name}.arrow", len(rows), int(batch.nbytes))
@@ -121,8 +120,6 @@ def write_part(rows: Rows, directory: str, name: str, compression: str | None = 
 
 
 def _record_batch(rows: Rows) -> Any:
-    import pyarrow as pa
-
     paths = rows.structure.paths
     columns = [_checked(column, path) for column, path in zip(columns_of(rows), paths, strict=True)]
     layouts, arrays = [], []
@@ -196,8 +193,6 @@ def _is_word(leaf: Any) -> bool:
 
 
 def _lay_out(column: Any) -> tuple[_Layout, Any]:
-    import pyarrow as pa
-
     if not isinstance(column, list):
         return _layout_of(column), _to_arrow(column)
     if len({_likeness(leaf) for leaf in column}) == 1:
@@ -224,8 +219,6 @@ def _layout_of(column: Any) -> _Layout:
 
 
 def _to_arrow(column: Any) -> Any:
-    import pyarrow as pa
-
     if isinstance(column, Ragged):
         kind = pa.ListArray if column.row_splits.dtype == np.int32 else pa.LargeListArray
         return kind.from_arrays(pa.array(column.row_splits), _to_arrow(column.values))
@@ -247,8 +240,6 @@ def _to_arrow(column: Any) -> Any:
 
 
 def _strings(column: Any) -> Any:
-    import pyarrow as pa
-
     values = column.reshape(-1).tolist()
     if column.dtype == TEXT:
         return pa.array(values, pa.large_string())
@@ -260,8 +251,6 @@ def _strings(column: Any) -> Any:
 
 def _storage(dtype: np.dtype[Any]) -> tuple[Any, int]:
     # Return the Arrow type of a value's numbers, and the number of them in a value.
-    import pyarrow as pa
-
     dtype_to_json(dtype)
     if dtype.kind in "iuf" and dtype.itemsize <= 8:
         return pa.from_numpy_dtype(dtype), 1
@@ -274,8 +263,6 @@ def _storage(dtype: np.dtype[Any]) -> tuple[Any, int]:
 
 def _stream(leaf: Any) -> bytes:
     # Return one leaf as a file of one row, so that it may be anything that a column can hold.
-    import pyarrow as pa
-
     if isinstance(leaf, Ragged):
         layout, array = _lay_out(Ragged(leaf, np.array([0, len(leaf)])))
     else:
@@ -334,15 +321,12 @@ def read_part(directory: str, part: SavedPart, structure: Structure) -> Block | 
 
 @contextmanager
 def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
-    import pyarrow as pa
-    from fsspec.implementations.local import LocalFileSystem
-
     fs, root = located(directory)
     path = f"{root}/{name}"
     with damage(path):
         # Arrays keep a file mapped after it is closed.
         try:
-            source = pa.memory_map(os.fsencode(path)) if isinstance(fs, LocalFileSystem) else opened_remote(fs, path)
+            source = pa.memory_map(os.fsencode(path)) if is_on_disk(fs) else opened_remote(fs, path)
         except FileNotFoundError as error:
             raise FileError(
                 f"{path}: not found: deleted since it was saved, or on a disk that this machine cannot access"
@@ -373,8 +357,6 @@ def _columns(reader: Any, layouts: Sequence[_Layout], num_rows: int) -> list[Any
 
 def _laid(array: Any, layout: _Layout) -> Any:
     """Return the values of a column without copying: arrays, and for text `Ragged` bytes."""
-    import pyarrow as pa
-
     if layout.kind == "rows":
         expected = _to_arrow(layout.empty()).type
         if array.type != expected:
@@ -455,8 +437,6 @@ def _cut(strings: Ragged) -> Iterator[bytes]:
 
 
 def _from_stream(data: bytes) -> Any:
-    import pyarrow as pa
-
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         batch = reader.read_next_batch()
         layout = _Layout.from_json(json.loads(reader.schema.metadata[KEY])["layout"])

@@ -27,6 +27,8 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.sql.login import sa
+from daskdist.storage.libraries import pa, pc
 
 # PostgreSQL's type numbers, which are part of its protocol.
 POSTGRESQL: Final[Mapping[int, str]] = {
@@ -109,8 +111,6 @@ class Column:
     @property
     def is_sized(self) -> bool:
         """True if all values have the same size."""
-        import pyarrow as pa
-
         types = pa.types
         return not (types.is_list(self.arrow) or types.is_large_string(self.arrow) or types.is_large_binary(self.arrow))
 
@@ -121,8 +121,6 @@ def column_of(name: str, kind: str, dtype: Any = None) -> Column:
 
 
 def _arrow(kind: str) -> Any:
-    import pyarrow as pa
-
     if kind.endswith("[]"):
         return pa.list_(_arrow(kind[:-2]))
     if kind == "instant":
@@ -131,8 +129,6 @@ def _arrow(kind: str) -> Any:
 
 
 def _declared(name: str, dtype: Any) -> Any:
-    import pyarrow as pa
-
     try:
         numpy_dtype = np.dtype(dtype)
         if numpy_dtype.kind in "UT":
@@ -144,8 +140,6 @@ def _declared(name: str, dtype: Any) -> Any:
 
 def reflected_kind(sql_type: Any) -> str | None:
     """Return the kind of a column by its SQLAlchemy type; None if it depends on the values."""
-    import sqlalchemy as sa
-
     # Subclasses come before their bases.
     kinds: Sequence[tuple[Any, str]] = (
         (sa.Boolean, "bool"),
@@ -172,8 +166,6 @@ def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
     FileError
         The values have several kinds, or one that no array can hold.
     """
-    import pyarrow as pa
-
     present = [value for value in values if value is not None]
     if any(isinstance(value, uuid.UUID) for value in present):
         return "uuid"
@@ -193,8 +185,6 @@ def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
 
 
 def _kind_of(array: Any) -> str | None:
-    import pyarrow as pa
-
     types, arrow_type = pa.types, array.type
     if types.is_list(arrow_type):
         inner = _kind_of(pa.array([], arrow_type.value_type))
@@ -224,8 +214,6 @@ def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> A
     FileError
         A value has another kind; the message names it.
     """
-    import pyarrow as pa
-
     try:
         return _array(values, column)
     # For example text in a column of numbers.
@@ -248,8 +236,6 @@ def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> A
 
 
 def _array(values: Sequence[Any], column: Column) -> Any:
-    import pyarrow as pa
-
     kind, arrow = column.kind, column.arrow
     if kind == "decimal":
         values = [None if value is None else float(value) for value in values]
@@ -277,14 +263,10 @@ def _as_text(value: Any, kind: str) -> str:
 
 def _temporal(values: Sequence[Any], kind: str) -> Any:
     # Let Arrow infer the type first: asked for times, it would accept numbers too, in an arbitrary unit.
-    import pyarrow as pa
-
     array = pa.array(values)
     types = pa.types
     if kind == "time" and types.is_string(array.type):
         # SQLite has text, which Arrow can convert to a time of day only with a date.
-        import pyarrow.compute as pc
-
         array = pc.binary_join_element_wise("1970-01-01", array, " ").cast(pa.timestamp("us"))
     if kind == "time" and not types.is_duration(array.type):
         array = array.cast(

@@ -16,7 +16,9 @@ from daskdist.config import setting
 from daskdist.errors import ArgumentError, DamagedFileError, DaskdistError, FileError, MissingPackageError
 from daskdist.storage.failures import failures
 from daskdist.storage.filesystem import is_remote, local
+from daskdist.storage.libraries import LazyModule
 
+sa: Final = LazyModule("sqlalchemy", "databases are read by SQLAlchemy: pip install 'daskdist[sql]' ({})")
 # Parts of the names of secret options.
 _SECRET: Final = ("pass", "pwd", "secret", "token", "cred", "odbc_connect", "private")
 # SQLite's names of errors for a file whose content is not that of a database.
@@ -114,7 +116,7 @@ def _engine_at(login: Login, path: str) -> Any:
     _check_file(path)
     # Do not create a missing database, but allow SQLite to write back a pending log.
     database = Path(local(path)).as_uri().replace("file://", "file:", 1)
-    url = library().engine.URL.create("sqlite", database=database, query={"mode": "rw", "uri": "true"})
+    url = sa.engine.URL.create("sqlite", database=database, query={"mode": "rw", "uri": "true"})
     return _engine(login, url)
 
 
@@ -133,7 +135,6 @@ def path_of(connection: Any, options: Mapping[str, Any] | None = None) -> tuple[
     ArgumentError
         The connection is neither.
     """
-    sa = library()
     if not isinstance(connection, (str, os.PathLike)):
         raise ArgumentError(
             f"read_sql: connection is of type {type(connection).__name__}, which cannot be sent to workers; give the "
@@ -153,25 +154,9 @@ def path_of(connection: Any, options: Mapping[str, Any] | None = None) -> tuple[
     return login.shown, login
 
 
-def library() -> Any:
-    """Return the module of SQLAlchemy.
-
-    Raises
-    ------
-    MissingPackageError
-        The library is not installed.
-    """
-    try:
-        import sqlalchemy
-    except ImportError as error:
-        raise MissingPackageError(f"databases are read by SQLAlchemy: pip install 'daskdist[sql]' ({error})") from None
-    return sqlalchemy
-
-
 @lru_cache(maxsize=16)
 def _engine(login: Login, url: Any) -> Any:
     # Each read opens a connection: none is pooled, so none is left open or shared by threads.
-    sa = library()
     options = dict(login.options or {})
     name = url.drivername.partition("+")[0]
     try:
@@ -196,7 +181,6 @@ def _engine(login: Login, url: Any) -> Any:
 
 
 def _url(url: str) -> Any:
-    sa = library()
     try:
         return sa.engine.make_url(url)
     except (sa.exc.ArgumentError, ValueError):

@@ -24,10 +24,11 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.sql.column_types import POSTGRESQL, Column, array_of, column_of, reflected_kind, sampled_kind
-from daskdist.formats.sql.login import Login, connected
+from daskdist.formats.sql.login import Login, connected, sa
 from daskdist.formats.table_files import valid_rows
 from daskdist.storage.failures import DamagedPart
 from daskdist.storage.first_file import FirstFile, differs_from_first
+from daskdist.storage.libraries import pa
 from daskdist.tables.from_arrow import TableReader
 
 # The number of rows to sample for the types of columns and the size of rows.
@@ -84,8 +85,6 @@ class Relation:
 
     def source(self) -> Any:
         """Return the table or subquery that rows are selected from."""
-        import sqlalchemy as sa
-
         if self.query is None:
             return sa.table(self.name, schema=self.schema)
         # The newline ends a comment.
@@ -225,8 +224,6 @@ class Sql:
         return valid_rows(table.num_rows, block_of, split.label)
 
     def _table(self, split: Split) -> Any:
-        import pyarrow as pa
-
         path, relation, part = split.payload
         fetched = max(1, min(_FETCHED, in_bytes("split-bytes") // relation.row_bytes))
         schema = _schema(relation)
@@ -259,8 +256,6 @@ class Sql:
 
     def _found(self, connection: Any, path: str) -> Relation:
         # Return the table, with its schema, or the query.
-        import sqlalchemy as sa
-
         inspector = sa.inspect(connection)
         if self.table is None:
             names = inspector.get_table_names()
@@ -282,8 +277,6 @@ class Sql:
 
     def _described(self, connection: Any, relation: Relation, path: str) -> dict[str, str | None]:
         # Return the kind of each column by name, as far as the database reports it without reading rows.
-        import sqlalchemy as sa
-
         nothing = sa.select(sa.literal_column("*")).select_from(relation.source()).where(sa.false())
         with connection.execute(nothing) as result:
             described = result.cursor.description
@@ -308,7 +301,9 @@ class Sql:
         for name in self.dtypes or ():
             if name not in names:
                 raise ArgumentError(f"dtypes: no column {name!r}; there are {', '.join(map(repr, names))}")
-        read = self._tables_of(names).read_from(names)
+        if self.index is not None and self.index not in names and self.index != _ROW:
+            raise ArgumentError(f"read_sql: no index column {self.index!r}; there are {', '.join(map(repr, names))}")
+        read = self._tables.read_from(names)
         index, key, is_unique = self._index(connection, relation, kinds)
         if index is None:
             for option in ("num_splits", "rows_per_split", "limits"):
@@ -339,17 +334,10 @@ class Sql:
             max(1, row_bytes),
         )
 
-    def _tables_of(self, names: Sequence[str]) -> TableReader:
-        if self.index is not None and self.index not in names and self.index != _ROW:
-            raise ArgumentError(f"read_sql: no index column {self.index!r}; there are {', '.join(map(repr, names))}")
-        return self._tables
-
     def _index(
         self, connection: Any, relation: Relation, kinds: Mapping[str, Any]
     ) -> tuple[str | None, list[str], bool]:
         # Return the index column, the primary key, and whether index values are unique.
-        import sqlalchemy as sa
-
         if relation.query is not None:
             return self.index, [], False
         inspector = sa.inspect(connection)
@@ -367,8 +355,6 @@ class Sql:
 
     def _sample(self, connection: Any, relation: Relation, read: Sequence[str]) -> tuple[dict[str, list[Any]], int]:
         # Return some rows by column, and their average size.
-        import sqlalchemy as sa
-
         statement = sa.select(*[sa.column(name) for name in read]).select_from(relation.source()).limit(_SAMPLED)
         rows: list[Any] = []
         num_bytes = 0
@@ -384,8 +370,6 @@ class Sql:
 
     def _ranges(self, connection: Any, relation: Relation) -> tuple[list[SqlSplit], int | None]:
         """Return ranges that together have all rows, each once, and the number of rows of one if known."""
-        import sqlalchemy as sa
-
         if relation.index is None:
             return [SqlSplit()], None
         low, high = (None, None) if self.limits is None else self.limits
@@ -416,8 +400,6 @@ class Sql:
 
     def _ranked(self, connection: Any, relation: Relation, whole: SqlSplit, step: int) -> list[Any]:
         # Return every ``step``-th value in the database's order, for types without arithmetic, such as text.
-        import sqlalchemy as sa
-
         column = _column(relation.index or "")
         place = sa.func.row_number().over(order_by=column).label("place")
         inner = sa.select(column.label("edge"), place).select_from(relation.source()).where(*whole.where(column))
@@ -464,20 +446,14 @@ def _named(names: Sequence[str]) -> str:
 
 def _text(query: str) -> Any:
     # Escape colons, which would begin the name of a parameter.
-    import sqlalchemy as sa
-
     return sa.text(re.sub(r":(?=\w)", r"\\:", query))
 
 
 def _column(name: str) -> Any:
-    import sqlalchemy as sa
-
     return sa.literal_column(_ROW) if name == _ROW else sa.column(name)
 
 
 def _schema(relation: Relation) -> Any:
-    import pyarrow as pa
-
     return pa.schema([(column.name, column.arrow) for column in relation.columns])
 
 
@@ -493,8 +469,6 @@ def _fetched(connection: Any, statement: Any, number: int) -> Iterator[list[Any]
 
 
 def _statement(relation: Relation, part: SqlSplit) -> Any:
-    import sqlalchemy as sa
-
     if relation.query is not None and relation.index is None:
         # Unchanged, as a subquery would lose its order.
         return _text(relation.query)
@@ -505,16 +479,12 @@ def _statement(relation: Relation, part: SqlSplit) -> Any:
 
 
 def _sortable(name: str, kind: str) -> Any:
-    import sqlalchemy as sa
-
     # JSON documents can only be ordered by their text.
     return sa.cast(sa.column(name), sa.Text) if kind == "json" else _column(name)
 
 
 def _bound(value: Any) -> Any:
     # With an explicit type where SQLAlchemy's default is too small or has no zone.
-    import sqlalchemy as sa
-
     if hasattr(value, "item") and hasattr(value, "dtype"):
         value = value.item()
     if isinstance(value, int) and not isinstance(value, bool):

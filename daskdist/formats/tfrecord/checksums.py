@@ -57,11 +57,6 @@ def length_checksums(lengths: Array) -> Array:
     return _masked(crcs)
 
 
-def wrong_records(records: Array, stated: Array) -> Array:
-    """Return the indexes of the records whose checksums are not the stated ones."""
-    return np.flatnonzero(record_checksums(records) != stated)
-
-
 def wrong_lengths(lengths: Array, stated: Array) -> Array:
     """Return the indexes of the lengths whose checksums are not the stated ones."""
     return np.flatnonzero(length_checksums(lengths) != stated)

@@ -172,7 +172,9 @@ def _default_of(feature: FixedLenFeature) -> Array | None:
     try:
         # Do not convert text to bytes, or fractions to integers.
         is_lone = isinstance(default, (str, bytes))
-        flat = [default] if is_lone else np.asarray(default, _loose(feature.dtype)).ravel().tolist()
+        # NumPy's bytes would lose trailing zeros.
+        as_given = object if feature.dtype in (_BYTES, TEXT) else None
+        flat = [default] if is_lone else np.asarray(default, as_given).ravel().tolist()
         values = np.empty(len(flat), feature.dtype)
         if not all(isinstance(value, _TYPES[feature.dtype]) for value in flat):
             raise TypeError
@@ -183,11 +185,6 @@ def _default_of(feature: FixedLenFeature) -> Array | None:
         raise ArgumentError(
             f"FixedLenFeature: default_value is {default!r:.80}; give {dtype}, one value or an array of shape {shape}"
         ) from None
-
-
-def _loose(dtype: np.dtype[Any]) -> Any:
-    # NumPy's bytes would lose trailing zeros.
-    return object if dtype in (_BYTES, TEXT) else None
 
 
 _TYPES: Final[dict[Any, Any]] = {_BYTES: bytes, TEXT: str, _FLOAT: (int, float), _INTEGER: int}

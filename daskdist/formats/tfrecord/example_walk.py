@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -103,7 +103,7 @@ def walk(data: Array, starts: Array, stops: Array, features: Sequence[Wanted]) -
     lists = [_Lists(num_rows) for _ in features]
     if not is_odd.all():
         _find(data, starts, stops, [feature.key for feature in features], lists, is_odd)
-    columns: list[tuple[_Column, Array]] = []
+    columns: list[tuple[_Bytes | _Floats | _Integers, Array]] = []
     for feature, places in zip(features, lists, strict=True):
         is_odd |= (places.field != 0) & (places.field != feature.field)
         if not feature.may_be_missing:
@@ -231,15 +231,6 @@ def _packed(data: Array, places: _Lists, is_odd: Array) -> tuple[Array, Array]:
     is_empty = places.start == places.stop
     is_odd |= ~(is_good | is_empty)
     return start, np.where(is_good & ~is_empty & ~is_odd, length, 0)
-
-
-class _Column(Protocol):
-    # The values of one feature: the number in each row, and the values of some rows.
-    counts: Array
-
-    def __init__(self, data: Array, places: _Lists, is_odd: Array, feature: Wanted) -> None: ...
-
-    def values(self, rows: Array) -> Array: ...
 
 
 class _Floats:
@@ -396,4 +387,4 @@ class _Bytes:
 
 
 # Number of the list -> reader.
-_READERS: Final[dict[int, type[_Column]]] = {1: _Bytes, 2: _Floats, 3: _Integers}
+_READERS: Final[dict[int, type[_Bytes | _Floats | _Integers]]] = {1: _Bytes, 2: _Floats, 3: _Integers}

@@ -19,7 +19,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, DamagedFileError, FileError
-from daskdist.formats.tfrecord.checksums import crc32c, wrong_records
+from daskdist.formats.tfrecord.checksums import crc32c, record_checksums
 from daskdist.formats.tfrecord.example import Examples, Feature, RefusedRecord
 from daskdist.formats.tfrecord.example_writer import block_of, check_example, examples_of
 from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
@@ -125,7 +125,7 @@ class TFRecord:
         raw = objects_at(piece.data, starts, lengths) if self.check_crc or self.features is None else None
         if raw is not None and self.check_crc:
             stated = rows_at(piece.data, starts + lengths, FOOTER_BYTES).view("<u4").reshape(-1)
-            wrong = wrong_records(raw, stated)
+            wrong = np.flatnonzero(record_checksums(raw) != stated)
             if len(wrong):
                 refused = [RefusedRecord(row, "its checksum is not that of its bytes", True) for row in wrong.tolist()]
                 rows, raw = np.delete(rows, wrong), np.delete(raw, wrong)

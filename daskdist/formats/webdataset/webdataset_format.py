@@ -34,6 +34,7 @@ from daskdist.storage.compression import has_suffix
 from daskdist.storage.failures import DamagedPart, proves_damage
 from daskdist.storage.filesystem import Storage
 from daskdist.storage.first_file import FirstFile
+from daskdist.storage.libraries import pa
 from daskdist.tables.columns import Columns
 from daskdist.tables.from_arrow import leaves_of, spec_of
 from daskdist.tables.replacements import Place
@@ -454,8 +455,6 @@ def _spec_of_json(values: Sequence[Any], where: str, name: str) -> ElementSpec:
 
 
 def _leaves_of_json(values: Sequence[Any], spec: ElementSpec) -> list[Any]:
-    import pyarrow as pa
-
     for value in values:
         _refuse_others(value, spec.packed, len(getattr(spec.packed, "shape", ())), "it")
     return leaves_of(pa.array(values, _arrow_of(spec.packed)), Place("it"))
@@ -494,8 +493,6 @@ _FITS: Final[dict[str, Callable[[Any], bool]]] = {
 
 def _arrow_of(packed: Any) -> Any:
     # The Arrow type of a spec.
-    import pyarrow as pa
-
     if isinstance(packed, dict):
         return pa.struct([pa.field(name, _arrow_of(item)) for name, item in packed.items()])
     kind = pa.string() if packed.dtype == TEXT else pa.from_numpy_dtype(packed.dtype)
