@@ -397,7 +397,7 @@ class StrategyInternals:
             return self._reduce_weighted(op, value, axis, weights)
         if op is ReduceOp.MEAN and axis is None and not self.has_warned_of_uneven:
             self._warn_of_uneven(value)
-        if type(value) is PerReplica and not has_variables(value):
+        if type(value) is PerReplica and (value.refs is not None or not has_variables(value)):
             self.check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
         leaves, treespec = self._to_reduce(value)

@@ -505,7 +505,8 @@ class Strategy(Viewed, Advised):
         >>> strategy.reduce("MEAN", means, axis=None, weights=num_rows)
         np.float64(2.75)
         """
-        return self._internals.reduce(checked_op(reduce_op), value, checked_axis(axis), weights=weights)
+        axis = None if axis is None else checked_axis(axis)
+        return self._internals.reduce(checked_op(reduce_op), value, axis, weights=weights)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Wait for the values of a `PerReplica`, or of a nest that contains some, and return them in replica order.

@@ -210,7 +210,10 @@ class Refs(NamedTuple):
 
     def refs(self, numbers: Sequence[int]) -> tuple[Ref, ...]:
         """Return the names of some replicas' values."""
-        return tuple(map(self.ref, numbers))
+        source, picks = self.source, self.picks
+        if isinstance(picks, tuple):
+            return tuple(map(self.ref, numbers))
+        return tuple([Ref(source, number, picks) for number in numbers])
 
     def ref(self, number: int) -> Ref:
         """Return the name of one replica's value."""
