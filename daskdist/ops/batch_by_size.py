@@ -11,7 +11,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Rows
-from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import (
@@ -81,11 +80,6 @@ class BatchBySize(Transformation):
     def spec(self) -> ElementSpec:
         spec = self.source.spec
         return ragged_spec(spec, None) if self.padding is None else self.padding.spec(spec, None)
-
-    @property
-    def cardinality(self) -> int:
-        cardinality = self.source.cardinality
-        return cardinality if cardinality in (0, INFINITE) else UNKNOWN
 
     @property
     def note(self) -> str:

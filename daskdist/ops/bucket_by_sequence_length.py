@@ -10,7 +10,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_numbers, yes_or_no
 from daskdist.core.block import Rows
-from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
@@ -66,11 +65,6 @@ class BucketBySequenceLength(Transformation):
             raise ArgumentError(f"bucket_by_sequence_length: bucket_boundaries {list(self.boundaries)} do not ascend")
         if self.pad_to_boundary and not self.boundaries:
             raise ArgumentError("bucket_by_sequence_length: pad_to_bucket_boundary is True without bucket_boundaries")
-
-    @property
-    def cardinality(self) -> int:
-        number = self.source.cardinality
-        return number if number in (0, INFINITE) else UNKNOWN
 
     @property
     def drops_remainder(self) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Batches, Block, Bundle, Rows, merge
-from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts
 from daskdist.core.primitive import (
@@ -75,11 +74,6 @@ class GroupByWindow(DrawsForFunction):
     @property
     def spec(self) -> ElementSpec:
         return self.reduce_function.nested_spec(self.source, self.make).spec_or_raise()
-
-    @property
-    def cardinality(self) -> int:
-        number = self.source.cardinality
-        return number if number in (0, INFINITE) else UNKNOWN
 
     @property
     def draws(self) -> bool:

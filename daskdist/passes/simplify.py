@@ -9,16 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from daskdist.core.node import Node
+from daskdist.core.node import Node, with_each_input
 
 
 def simplify(node: Node) -> Node:
     """Return the tree with every rule applied until none applies."""
     if node.facts.leaves_out_failed:
         return node
-    inputs = tuple(map(simplify, node.inputs))
-    if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-        node = node.with_inputs(inputs)
+    node = with_each_input(node, simplify)
     for rule in RULES:
         better = rule(node)
         if better is not None:
