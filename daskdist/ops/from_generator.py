@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -139,7 +138,9 @@ class Generated:
         self.location = generator.location
         self.signature = signature
         self.iterator = self._checked(generator, args)
-        self.element_bytes = _bytes_of(signature)
+        # Objects and text take memory beside their places in an array.
+        has_objects = any(leaf.dtype.hasobject for leaf in signature.leaves)
+        self.element_bytes = None if has_objects else signature.num_bytes
 
     def __iter__(self) -> Iterator[Leaves]:
         """Return an iterator over the leaves of each element."""
@@ -188,15 +189,3 @@ class Generated:
             del element
             keep_as_they_are(leaves)
             yield tuple(leaves)
-
-
-def _bytes_of(signature: ElementSpec) -> int | None:
-    num_bytes = 0
-    for leaf in signature.leaves:
-        if type(leaf) is not TensorSpec or leaf.dtype.hasobject:
-            return None
-        lengths = [size for size in leaf.shape if size is not None]
-        if len(lengths) < len(leaf.shape):
-            return None
-        num_bytes += math.prod(lengths) * leaf.dtype.itemsize
-    return num_bytes
