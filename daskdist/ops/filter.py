@@ -84,22 +84,19 @@ class FilterRows:
     def _by_row(self, rows: Rows) -> Any:
         mask = np.zeros(len(rows), bool)
         with SeedsInCall() as seeds:
-            self._fill(mask, rows, seeds)
+            for index, element in enumerate(rows.elements()):
+                seeds.argument, seeds.number = element, 0
+                keep = on_host(self.predicate(element, lambda index=index: rows.where(index)))  # type: ignore[misc]
+                if not isinstance(keep, (bool, np.bool_)) and not (
+                    isinstance(keep, np.ndarray) and keep.shape == () and keep.dtype == bool
+                ):
+                    raise UserFunctionError(
+                        f"{self.predicate.operation}: {self.predicate} returned {type(keep).__name__} {keep!r} "
+                        f"on {rows.where(index)}; "
+                        "a predicate returns one bool"
+                    )
+                mask[index] = keep
         return mask
-
-    def _fill(self, mask: Any, rows: Rows, seeds: SeedsInCall) -> None:
-        for index, element in enumerate(rows.elements()):
-            seeds.argument, seeds.number = element, 0
-            keep = on_host(self.predicate(element, lambda index=index: rows.where(index)))  # type: ignore[misc]
-            if not isinstance(keep, (bool, np.bool_)) and not (
-                isinstance(keep, np.ndarray) and keep.shape == () and keep.dtype == bool
-            ):
-                raise UserFunctionError(
-                    f"{self.predicate.operation}: {self.predicate} returned {type(keep).__name__} {keep!r} "
-                    f"on {rows.where(index)}; "
-                    "a predicate returns one bool"
-                )
-            mask[index] = keep
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Pri
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.intervals import Index
-from daskdist.core.selection.runs import RunQueue
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.ops.choose_from_datasets import DirectedCursor
 from daskdist.ops.select import alike
@@ -95,17 +94,15 @@ class SampleRows:
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         rng = generator(self.seed, self.stream, () if self.passes is None else self.passes.of(epoch))
         sources = [opener(epoch) for opener in inputs]
-        choices = DrawnChoices(rng, np.cumsum(self.weights)[:-1])
-        return DirectedCursor(sources, choices, self.stop_on_empty, [RunQueue() for _ in sources])
+        return DrawnCursor(sources, self.stop_on_empty, rng, np.cumsum(self.weights)[:-1])
 
 
 @dataclass
-class DrawnChoices:
-    """Choices drawn at random; ``shares`` are the cumulative weights of all sources but the last."""
+class DrawnCursor(DirectedCursor):
+    """A cursor of elements drawn at random; ``shares`` are the cumulative weights of all sources but the last."""
 
     rng: np.random.Generator
     shares: Index
 
-    def pull(self) -> Index:
-        """Return the next choices."""
+    def next_choices(self) -> Index:
         return np.searchsorted(self.shares, self.rng.random(_DRAWS), side="right")
