@@ -13,7 +13,7 @@ import numpy as np
 from daskdist.core.arguments import yes_or_no
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.node import Facts, Node
+from daskdist.core.node import Node
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -55,7 +55,6 @@ class ChooseFromDatasets(Node):
     stop_on_empty_dataset: bool = True
 
     name = "choose_from_datasets"
-    facts = Facts()
 
     def __post_init__(self) -> None:
         if not self.sources:

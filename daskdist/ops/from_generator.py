@@ -16,7 +16,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failing.origin import origin_from
 from daskdist.core.functions.kept_values import keep_as_they_are, kept
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import Source
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Leaves, Structure
@@ -71,7 +71,6 @@ class FromGenerator(Source):
     signature: ElementSpec = field(repr=False)
 
     name = "from_generator"
-    facts = Facts()
     is_listed = False
     is_cheap = False
     is_repeatable = False

@@ -10,7 +10,7 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import CountingNode, Facts, Node
+from daskdist.core.node import CountingNode, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
@@ -48,7 +48,6 @@ class SampleFromDatasets(CountingNode):
     rerandomize_each_iteration: bool = True
 
     name = "sample_from_datasets"
-    facts = Facts()
 
     def __post_init__(self) -> None:
         whole_number(self.name, "seed", self.seed, at_most=None)
