@@ -87,7 +87,7 @@ class BatchBySize(Transformation):
         return Vectorised(self.length_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        lengths = LengthsOf(KeysOf.of_blocks(self.length_function, "length"), self.budget)
+        lengths = LengthsOf(KeysOf(self.length_function, Vectorised(self.length_function), "length"), self.budget)
         measured = Fact(gathered(inputs[0]), lengths, f"{self.name}-lengths")
         rows = SizeRows(self.budget, self.buffer_size, self.round_size, is_padded=self.padding is not None)
         batches = Arrange((measured,), rows, grouped=1, name=self.name)

@@ -82,7 +82,7 @@ class BucketBySequenceLength(Transformation):
         return Vectorised(self.length_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        bucket = BucketOf(KeysOf.of_blocks(self.length_function, "length"), self.boundaries)
+        bucket = BucketOf(KeysOf(self.length_function, Vectorised(self.length_function), "length"), self.boundaries)
         buckets = Fact(gathered(inputs[0]), bucket, f"{self.name}-lengths")
         rows = GroupRows(self.batch_sizes, self.drop_remainder)
         batches = Arrange((buckets,), rows, grouped=1, name=self.name)

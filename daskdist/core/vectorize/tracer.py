@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,10 +31,8 @@ class Flagged(Exception):  # noqa: N818 - a signal between layers
     """These rows, but perhaps not others, must be computed one by one; the message gives the reason, as a clause."""
 
 
-class Rule(Protocol):
-    """An operation on columns; `args` and `options` are those of the operation on one element."""
-
-    def __call__(self, trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
+# An operation on columns: its arguments are the trace, and those of the operation on one element.
+Rule = Callable[["Trace", tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Trace:
