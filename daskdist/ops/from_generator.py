@@ -19,7 +19,7 @@ from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Source
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import Leaves, Structure
+from daskdist.core.structure import LeafText, Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 
 
@@ -27,15 +27,6 @@ class GeneratorFunction(UserFunction):
     """A user's function that returns an iterable."""
 
     stays_in_program = True
-
-
-@dataclass(frozen=True)
-class _Written:
-    # A text as its repr.
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
 
 
 def _suggested(generator: Callable[..., Any], args: Sequence[Any]) -> str:
@@ -49,7 +40,7 @@ def _suggested(generator: Callable[..., Any], args: Sequence[Any]) -> str:
                 elements.close()
     except Exception:
         return ', such as output_signature={"x": TensorSpec((None, 3), "float32")}'
-    leaves = [_Written(f"{type(leaf).__name__}({leaf.shape}, {_dtype_text(leaf.dtype)})") for leaf in spec.leaves]
+    leaves = [LeafText(f"{type(leaf).__name__}({leaf.shape}, {_dtype_text(leaf.dtype)})") for leaf in spec.leaves]
     return (
         f", which for the first is output_signature={spec.structure.pack(leaves)!r}; write None for lengths that "
         "vary, as in TensorSpec((None, 3), 'float32')"
