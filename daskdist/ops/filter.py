@@ -72,14 +72,7 @@ class FilterRows:
 
     def mask(self, rows: Rows) -> Any:
         """Return the predicate's values for the elements; bool, shape ``(num_elements,)``."""
-        if self.vectorised is None or not isinstance(rows, Block):
-            return self._by_row(rows)
-        (mask,) = self.vectorised(rows, self._as_block).leaves
-        return mask
-
-    def _as_block(self, block: Block) -> Block:
-        # Return the mask in the form of vectorised results.
-        return Block(LONE, [self._by_row(block)], block.label)
+        return self._by_row(rows) if self.vectorised is None else self.vectorised.column(rows, self._by_row)
 
     def _by_row(self, rows: Rows) -> Any:
         mask = np.zeros(len(rows), bool)

@@ -119,15 +119,11 @@ class KeysOf:
     kind: str = "key"
 
     def __call__(self, rows: Rows) -> Index:
-        if not isinstance(rows, Block):
-            return self._by_row(rows).astype(np.int64)
-        if self.function.function is len and rows.structure == LONE and isinstance(rows.leaves[0], Ragged):
-            return rows.leaves[0].row_lengths.astype(np.int64)
-        (keys,) = self.vectorised(rows, self._as_block).leaves
-        return keys.astype(np.int64)  # type: ignore[no-any-return]
-
-    def _as_block(self, block: Block) -> Block:
-        return Block(LONE, [self._by_row(block)], block.label)
+        if self.function.function is len and isinstance(rows, Block) and rows.structure == LONE:
+            (leaf,) = rows.leaves
+            if isinstance(leaf, Ragged):
+                return leaf.row_lengths.astype(np.int64)
+        return self.vectorised.column(rows, self._by_row).astype(np.int64)  # type: ignore[no-any-return]
 
     def _by_row(self, rows: Rows) -> Index:
         keys = []

@@ -22,7 +22,7 @@ from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Node, lower
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, SpecUnknown
-from daskdist.core.structure import Nested, Structure
+from daskdist.core.structure import LONE, Nested, Structure
 from daskdist.core.vectorize.proof import problem, same_bits
 from daskdist.core.vectorize.rules import RULES
 from daskdist.core.vectorize.sandbox import Sandbox
@@ -110,6 +110,13 @@ class Vectorised:
         if is_same is None:
             return self._compared(block, at_once, by_row, run.key)
         return at_once if is_same else by_row(block)
+
+    def column(self, rows: Rows, by_row: Callable[[Rows], Any]) -> Any:
+        """Return the results of the function, which are single values, as one array, shape ``(num_rows,)``."""
+        if not isinstance(rows, Block):
+            return by_row(rows)
+        (column,) = self(rows, lambda block: Block(LONE, [by_row(block)], block.label)).leaves
+        return column
 
     def run(self, block: Block) -> Run:
         """Call the function once for all rows.
