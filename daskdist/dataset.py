@@ -144,6 +144,19 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("daskdist")
 
 
+def _of_current_code(compute: Callable[[Dataset], Any]) -> Any:
+    # A property that is computed once for the current code of the functions.
+    def value(self: Dataset) -> Any:
+        """Return the value, computed if a function was redefined since."""
+        self._follow_code()
+        known = self._of_code
+        if compute.__name__ not in known:
+            known[compute.__name__] = compute(self)
+        return known[compute.__name__]
+
+    return property(value)
+
+
 class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ignore[misc]
     """A sequence of elements, each of which is a nest (tuple, named tuple, dict) of arrays.
 
@@ -195,8 +208,9 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
                 "Dataset.from_list(elements), or readers such as daskdist.read_parquet"
             )
         self._node = node
-        # The code of the functions when the cached properties were computed.
+        # The code of the functions, and what was computed for it, by the names of properties.
         self._code: tuple[str, ...] | None = None
+        self._of_code: dict[str, Any] = {}
         # The spec that was returned by `element_spec`.
         self._reported_spec: ElementSpec | None = None
 
@@ -2088,7 +2102,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
             self._empty,
             options.memory_budget_bytes,
             Identity(
-                lambda: PipelineIdentity.of(self._current_node(), self._token, primitive),
+                lambda: PipelineIdentity.of(self._current_node(), self._fingerprint, primitive),
                 drawn_seeds(self._node),
                 lambda seeds: plan(with_drawn(self._node, seeds)),
                 lambda epoch: note_pass(self._node, epoch),
@@ -2544,8 +2558,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         return self._node
 
     def _current_primitive(self) -> Primitive:
-        self._follow_code()
-        return self._primitive
+        primitive: Primitive = self._primitive
+        return primitive
 
     def _primitive_of_looks(self) -> Primitive:
         node = self._current_node()
@@ -2556,7 +2570,6 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         return self._spec
 
     def _computed_rows(self) -> Iterator[Rows]:
-        self._follow_code()
         return rows_of(self._primitive_of_all)
 
     def _spec_of_leaf(self) -> DatasetSpec:
@@ -2768,48 +2781,31 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         return spec.of_any_shape() if isinstance(self._known_spec(), SpecUnknown) else spec
 
     def _follow_code(self) -> None:
-        # Drop cached properties if a function was redefined since.
+        # Drop what was computed if a function was redefined since.
         code = code_of(self._node)
         if code != self._code:
-            self._code, self._node = code, with_new_fingerprints(self._node)
-            for name in ("_primitive", "_primitive_of_all", "_token", "_graph_name", "_graph"):
-                self.__dict__.pop(name, None)
+            self._code, self._node, self._of_code = code, with_new_fingerprints(self._node), {}
 
-    @property
-    def _fingerprint(self) -> str:
-        self._follow_code()
-        return self._token
-
-    @property
-    def _name(self) -> str:
-        self._follow_code()
-        return self._graph_name
-
-    @property
-    def _recorded(self) -> Recorded:
-        self._follow_code()
-        return self._graph
-
-    @cached_property
+    @_of_current_code
     def _primitive(self) -> Primitive:
         with elements_wanted(together=False):
             return plan(self._node)
 
-    @cached_property
+    @_of_current_code
     def _primitive_of_all(self) -> Primitive:
         with elements_wanted(together=True):
             return plan(self._node)
 
-    @cached_property
-    def _token(self) -> str:
+    @_of_current_code
+    def _fingerprint(self) -> str:
         return fingerprint(self._node)
 
-    @cached_property
-    def _graph_name(self) -> str:
+    @_of_current_code
+    def _name(self) -> str:
         return f"dataset-{tokenize(self._node)}"
 
-    @cached_property
-    def _graph(self) -> Recorded:
+    @_of_current_code
+    def _recorded(self) -> Recorded:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("an endless dataset has no finite graph; use take(n) first")
         return record(self._current_primitive(), self._name, 0)

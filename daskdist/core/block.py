@@ -62,7 +62,8 @@ class Block:
         self.skipped: tuple[Skipped, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _block, (self.structure, self.leaves, self.label, self.origin, self.skipped)
+        # Unpickled arrays are usually writable: constructors make them read-only again.
+        return Block, (self.structure, self.leaves, self.label, self.origin), (None, {"skipped": self.skipped})
 
     def __len__(self) -> int:
         return len(self.leaves[0]) if self.leaves else 0
@@ -155,7 +156,7 @@ class Bundle:
         self.skipped: tuple[Skipped, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _bundle, (self.structure, self._items, self.label, self.skipped)
+        return Bundle, (self.structure, self._items, self.label), (None, {"skipped": self.skipped})
 
     def __len__(self) -> int:
         return len(self._items)
@@ -220,7 +221,7 @@ class PartlyFailed(Bundle):
         self.skipped = good.skipped
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _partly_failed, (self.good, dict(self.failed), self.skipped)
+        return PartlyFailed, (self.good, dict(self.failed)), (None, {"skipped": self.skipped})
 
     def __len__(self) -> int:
         return len(self.good) + len(self.failed)
@@ -310,7 +311,7 @@ class Batches:
         self._cuts: Sequence[Leaves] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _batches, (self.rows, self.bounds, self.inners, self.skipped)
+        return Batches, (self.rows, self.bounds, self.inners), (None, {"skipped": self.skipped})
 
     @property
     def structure(self) -> Structure:
@@ -410,44 +411,6 @@ class Batches:
     def where(self, index: int) -> str:
         """Return the name of one chunk for messages."""
         return f"a batch of {self.bounds[index + 1] - self.bounds[index]} rows of {self.label or 'this data'}"
-
-
-# Unpickled arrays are usually writable: these functions make them read-only again.
-
-
-def _block(
-    structure: Structure,
-    leaves: Leaves,
-    label: str,
-    origin: Origin | SelectedOrigins | JoinedOrigin,
-    skipped: tuple[Skipped, ...],
-) -> Block:
-    block = Block(structure, leaves, label, origin)
-    block.skipped = skipped
-    return block
-
-
-def _bundle(structure: Structure, items: Sequence[Leaves], label: str, skipped: tuple[Skipped, ...]) -> Bundle:
-    bundle_of_items = Bundle(structure, items, label)
-    bundle_of_items.skipped = skipped
-    return bundle_of_items
-
-
-def _partly_failed(good: Any, failed: dict[int, FailedElement], skipped: tuple[Skipped, ...]) -> PartlyFailed:
-    rows = PartlyFailed(good, failed)
-    rows.skipped = skipped
-    return rows
-
-
-def _batches(
-    rows: Block | Bundle,
-    bounds: Sequence[int],
-    inners: tuple[tuple[int, ...], ...] | None,
-    skipped: tuple[Skipped, ...],
-) -> Batches:
-    batches = Batches(rows, bounds, inners)
-    batches.skipped = skipped
-    return batches
 
 
 Rows = Block | Bundle | Batches

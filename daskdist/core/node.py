@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from daskdist.cached_property import cached_property
 from daskdist.context_variables import changed
-from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec, SpecUnknown
@@ -53,7 +53,8 @@ class Facts:
         It combines the elements of its inputs at the same position. On a worker's share of the files it has the same
         effect only if the shares of its inputs correspond.
     regroups
-        It combines several input elements to one, so its elements differ on another division into shares.
+        It combines several input elements to one, so its elements differ on another division into shares; endlessly
+        many stay so.
     levels
         The change of the depth of batching: 1 for batches, -1 for their rows.
     leaves_out_failed
@@ -222,9 +223,7 @@ class Node:
 
     def with_own_arrays(self) -> Node:
         """Return the pipeline with copies of the arrays that it is made of and that something else could change."""
-        inputs = tuple([source.with_own_arrays() for source in self.inputs])
-        is_same = all(old is new for old, new in zip(self.inputs, inputs, strict=True))
-        return self if is_same else self.with_inputs(inputs)
+        return with_each_input(self, lambda source: source.with_own_arrays())
 
     @property
     def spec(self) -> ElementSpec:
@@ -359,9 +358,9 @@ class Transformation(Node):
 
     @property
     def cardinality(self) -> int:
-        if self.facts.keeps_count or self.facts.keeps_rows or self.source.cardinality == 0:
-            return self.source.cardinality
-        return UNKNOWN
+        number, facts = self.source.cardinality, self.facts
+        is_kept = facts.keeps_count or facts.keeps_rows or (facts.regroups and number == INFINITE)
+        return number if is_kept or number == 0 else UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -473,11 +472,17 @@ def counting(node: Node) -> Iterator[CountingNode]:
         yield node
 
 
+def with_each_input(node: Node, change: Callable[[Node], Node]) -> Node:
+    """Return the operation with its inputs changed by a function; itself if that changes none."""
+    inputs = tuple(map(change, node.inputs))
+    is_same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+    return node if is_same else node.with_inputs(inputs)
+
+
 def with_each_upstream(node: Node, change: Callable[[Node], Node]) -> Node:
     """Return the operation with its inputs and contents changed by a function."""
-    inputs, contents = tuple(map(change, node.inputs)), tuple(map(change, node.contents))
-    if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-        node = node.with_inputs(inputs)
+    node = with_each_input(node, change)
+    contents = tuple(map(change, node.contents))
     if any(new is not old for new, old in zip(contents, node.contents, strict=True)):
         node = node.with_contents(contents)
     return node

@@ -264,10 +264,8 @@ class EndlessSplits:
         return self.make(index)
 
 
-class Splits(Protocol):
-    """A function that returns the splits of a source, listed on first use."""
-
-    def __call__(self) -> Sequence[Split] | EndlessSplits: ...
+# A function that returns the splits of a source, listed on first use.
+Splits = Callable[[], Sequence[Split] | EndlessSplits]
 
 
 @dataclass(frozen=True, eq=False)

@@ -458,8 +458,8 @@ def _numbers_like(made_up: Any, value: float | None) -> Any:
 
 def learned_spec(
     try_one: Callable[[int, float | None], ElementSpec],
-    numbers: Sequence[float] = (),
-    source: ElementSpec | None = None,
+    numbers: Sequence[float],
+    source: ElementSpec,
 ) -> ElementSpec:
     """Return the spec of a function's results, learned by trying it on made-up elements.
 
@@ -526,9 +526,9 @@ def of_any_rank(common: ElementSpec | None, spec: ElementSpec) -> ElementSpec | 
     return common.with_leaves(leaves)
 
 
-def _around(numbers: Sequence[float], source: ElementSpec | None) -> list[MadeUp]:
+def _around(numbers: Sequence[float], source: ElementSpec) -> list[MadeUp]:
     # Return made-up elements with these numbers and their neighbours as values and as lengths.
-    num_axes = 0 if source is None else max([(leaf.shape or ()).count(None) for leaf in source.leaves], default=0)
+    num_axes = max([(leaf.shape or ()).count(None) for leaf in source.leaves], default=0)
     longest = _LONGEST.get(num_axes, 16)
     made_up: list[MadeUp] = []
     for number in numbers[:_MOST_NUMBERS]:

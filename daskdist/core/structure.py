@@ -11,6 +11,7 @@ NumPy's ``StringDType``, and bytes are objects. Two kinds of leaves are not NumP
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -147,9 +148,14 @@ class Structure:
         return "Structure", str(self.treespec)
 
 
-class _Leaf:
+@dataclass(frozen=True)
+class LeafText:
+    """A text as its repr, to show in place of a leaf of a nest."""
+
+    text: str
+
     def __repr__(self) -> str:
-        return "value"
+        return self.text
 
 
 def describe_nesting(treespec: Any) -> str:
@@ -158,7 +164,7 @@ def describe_nesting(treespec: Any) -> str:
     >>> describe_nesting(optree.tree_structure({"a": 1, "b": (2, 3)}))
     "{'a': value, 'b': (value, value)}"
     """
-    text = str(treespec.unflatten([_Leaf()] * treespec.num_leaves))
+    text = str(treespec.unflatten([LeafText("value")] * treespec.num_leaves))
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}... ({treespec.num_leaves:,} values)"
 
 

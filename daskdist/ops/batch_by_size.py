@@ -11,7 +11,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Rows
-from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import (
@@ -83,17 +82,12 @@ class BatchBySize(Transformation):
         return ragged_spec(spec, None) if self.padding is None else self.padding.spec(spec, None)
 
     @property
-    def cardinality(self) -> int:
-        cardinality = self.source.cardinality
-        return cardinality if cardinality in (0, INFINITE) else UNKNOWN
-
-    @property
     def note(self) -> str:
         """Describe whether the length function is called for many rows at once, and if not, why; nothing is read."""
         return Vectorised(self.length_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        lengths = LengthsOf(KeysOf.of_blocks(self.length_function, "length"), self.budget)
+        lengths = LengthsOf(KeysOf(self.length_function, Vectorised(self.length_function), "length"), self.budget)
         measured = Fact(gathered(inputs[0]), lengths, f"{self.name}-lengths")
         rows = SizeRows(self.budget, self.buffer_size, self.round_size, is_padded=self.padding is not None)
         batches = Arrange((measured,), rows, grouped=1, name=self.name)

@@ -10,7 +10,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_numbers, yes_or_no
 from daskdist.core.block import Rows
-from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
@@ -68,11 +67,6 @@ class BucketBySequenceLength(Transformation):
             raise ArgumentError("bucket_by_sequence_length: pad_to_bucket_boundary is True without bucket_boundaries")
 
     @property
-    def cardinality(self) -> int:
-        number = self.source.cardinality
-        return number if number in (0, INFINITE) else UNKNOWN
-
-    @property
     def drops_remainder(self) -> bool:
         return self.drop_remainder
 
@@ -88,7 +82,7 @@ class BucketBySequenceLength(Transformation):
         return Vectorised(self.length_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        bucket = BucketOf(KeysOf.of_blocks(self.length_function, "length"), self.boundaries)
+        bucket = BucketOf(KeysOf(self.length_function, Vectorised(self.length_function), "length"), self.boundaries)
         buckets = Fact(gathered(inputs[0]), bucket, f"{self.name}-lengths")
         rows = GroupRows(self.batch_sizes, self.drop_remainder)
         batches = Arrange((buckets,), rows, grouped=1, name=self.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from daskdist.core.arguments import yes_or_no
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.node import Facts, Node
+from daskdist.core.node import Node
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -54,7 +55,6 @@ class ChooseFromDatasets(Node):
     stop_on_empty_dataset: bool = True
 
     name = "choose_from_datasets"
-    facts = Facts()
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -108,45 +108,36 @@ class ChooseRows:
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         *sources, choices = [opener(epoch) for opener in inputs]
-        noted = NotedChoices(ResumableSource(choices, context))
-        return ChosenCursor(sources, noted, self.stop_on_empty, [RunQueue() for _ in sources])
+        return ChosenCursor(sources, self.stop_on_empty, ResumableSource(choices, context))
 
 
 @dataclass
-class NotedChoices:
-    """Choices read from a dataset."""
-
-    source: ResumableSource
-
-    def pull(self) -> Index:
-        """Return the next choices, at least one."""
-        numbers: Index = self.source.pull().fact
-        return numbers
-
-
-@dataclass
-class DirectedCursor:
+class DirectedCursor(ABC):
     """A cursor with the elements pulled but not yet chosen, and the choices not yet served."""
 
     sources: list[Cursor]
-    choices: Any
     stop_on_empty: bool
-    queues: list[RunQueue]
-    waiting: Index = field(default_factory=lambda: np.zeros(0, np.intp))
-    are_over: set[int] = field(default_factory=set)
-    is_over: bool = False
+    queues: list[RunQueue] = field(init=False)
+    waiting: Index = field(default_factory=lambda: np.zeros(0, np.intp), init=False)
+    are_over: set[int] = field(default_factory=set, init=False)
+    is_over: bool = field(default=False, init=False)
     # The number of elements of each source that were handed out.
     num_taken: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.queues = [RunQueue() for _ in self.sources]
         self.num_taken = [0] * len(self.sources)
+
+    @abstractmethod
+    def next_choices(self) -> Index:
+        """Return the next choices, at least one."""
 
     def pull(self) -> Run:
         while not self.is_over:
             if not len(self.waiting):
                 if len(self.are_over) == len(self.sources) and not any(map(len, self.queues)):
                     break
-                self.waiting = self.choices.pull()
+                self.waiting = self.next_choices()
             run = self._meet(self.waiting[:_AT_ONCE])
             if run is not None:
                 return run
@@ -207,14 +198,18 @@ class DirectedCursor:
 class ChosenCursor(DirectedCursor):
     """A cursor of elements chosen by a dataset, which continues without the choices before."""
 
-    choices: NotedChoices
+    choices: ResumableSource
+
+    def next_choices(self) -> Index:
+        numbers: Index = self.choices.pull().fact
+        return numbers
 
     def skip(self, num_elements: int) -> int:
         """Skip elements: those before the last resume point by their number in each source."""
-        point = self.choices.source.resume(num_elements)
+        point = self.choices.resume(num_elements)
         if point is None:
             return 0
-        for noted in self.choices.source.rest(point):
+        for noted in self.choices.rest(point):
             self.waiting = np.concatenate([self.waiting, noted.fact])
         _, *self.num_taken = point.state
         for source, number in zip(self.sources, self.num_taken, strict=True):
@@ -225,5 +220,5 @@ class ChosenCursor(DirectedCursor):
         run = super().pull()
         if not self.are_over:
             # Choices of sources without elements were left out.
-            self.choices.source.note_rest(sum(self.num_taken), len(self.waiting), tuple(self.num_taken))
+            self.choices.note_rest(sum(self.num_taken), len(self.waiting), tuple(self.num_taken))
         return run

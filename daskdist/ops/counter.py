@@ -10,7 +10,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.arguments import number_dtype, whole_number
 from daskdist.core.cardinality import INFINITE
-from daskdist.core.node import Facts, Pieces, Source
+from daskdist.core.node import Pieces, Source
 from daskdist.core.primitive import EndlessSplits, Primitive, Read
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
@@ -26,7 +26,6 @@ class Counter(Source):
     dtype: Any = np.int64
 
     name = "counter"
-    facts = Facts()
     is_listed = False
 
     def __post_init__(self) -> None:

@@ -72,34 +72,24 @@ class FilterRows:
 
     def mask(self, rows: Rows) -> Any:
         """Return the predicate's values for the elements; bool, shape ``(num_elements,)``."""
-        if self.vectorised is None or not isinstance(rows, Block):
-            return self._by_row(rows)
-        (mask,) = self.vectorised(rows, self._as_block).leaves
-        return mask
-
-    def _as_block(self, block: Block) -> Block:
-        # Return the mask in the form of vectorised results.
-        return Block(LONE, [self._by_row(block)], block.label)
+        return self._by_row(rows) if self.vectorised is None else self.vectorised.column(rows, self._by_row)
 
     def _by_row(self, rows: Rows) -> Any:
         mask = np.zeros(len(rows), bool)
         with SeedsInCall() as seeds:
-            self._fill(mask, rows, seeds)
+            for index, element in enumerate(rows.elements()):
+                seeds.argument, seeds.number = element, 0
+                keep = on_host(self.predicate(element, lambda index=index: rows.where(index)))  # type: ignore[misc]
+                if not isinstance(keep, (bool, np.bool_)) and not (
+                    isinstance(keep, np.ndarray) and keep.shape == () and keep.dtype == bool
+                ):
+                    raise UserFunctionError(
+                        f"{self.predicate.operation}: {self.predicate} returned {type(keep).__name__} {keep!r} "
+                        f"on {rows.where(index)}; "
+                        "a predicate returns one bool"
+                    )
+                mask[index] = keep
         return mask
-
-    def _fill(self, mask: Any, rows: Rows, seeds: SeedsInCall) -> None:
-        for index, element in enumerate(rows.elements()):
-            seeds.argument, seeds.number = element, 0
-            keep = on_host(self.predicate(element, lambda index=index: rows.where(index)))  # type: ignore[misc]
-            if not isinstance(keep, (bool, np.bool_)) and not (
-                isinstance(keep, np.ndarray) and keep.shape == () and keep.dtype == bool
-            ):
-                raise UserFunctionError(
-                    f"{self.predicate.operation}: {self.predicate} returned {type(keep).__name__} {keep!r} "
-                    f"on {rows.where(index)}; "
-                    "a predicate returns one bool"
-                )
-            mask[index] = keep
 
 
 @dataclass(frozen=True)

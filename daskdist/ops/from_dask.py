@@ -18,7 +18,7 @@ from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 from daskdist.cached_property import cached_property
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import counted
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Structure
@@ -56,7 +56,6 @@ class FromDask(Source):
     narrow: bool = field(default=False, repr=False)
 
     name = "from_dask"
-    facts = Facts()
     background = True
     is_cheap = False
     is_repeatable = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -17,10 +16,10 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failing.origin import origin_from
 from daskdist.core.functions.kept_values import keep_as_they_are, kept
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import Source
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import Leaves, Structure
+from daskdist.core.structure import LeafText, Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 
 
@@ -28,15 +27,6 @@ class GeneratorFunction(UserFunction):
     """A user's function that returns an iterable."""
 
     stays_in_program = True
-
-
-@dataclass(frozen=True)
-class _Written:
-    # A text as its repr.
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
 
 
 def _suggested(generator: Callable[..., Any], args: Sequence[Any]) -> str:
@@ -50,7 +40,7 @@ def _suggested(generator: Callable[..., Any], args: Sequence[Any]) -> str:
                 elements.close()
     except Exception:
         return ', such as output_signature={"x": TensorSpec((None, 3), "float32")}'
-    leaves = [_Written(f"{type(leaf).__name__}({leaf.shape}, {_dtype_text(leaf.dtype)})") for leaf in spec.leaves]
+    leaves = [LeafText(f"{type(leaf).__name__}({leaf.shape}, {_dtype_text(leaf.dtype)})") for leaf in spec.leaves]
     return (
         f", which for the first is output_signature={spec.structure.pack(leaves)!r}; write None for lengths that "
         "vary, as in TensorSpec((None, 3), 'float32')"
@@ -72,7 +62,6 @@ class FromGenerator(Source):
     signature: ElementSpec = field(repr=False)
 
     name = "from_generator"
-    facts = Facts()
     is_listed = False
     is_cheap = False
     is_repeatable = False
@@ -139,7 +128,9 @@ class Generated:
         self.location = generator.location
         self.signature = signature
         self.iterator = self._checked(generator, args)
-        self.element_bytes = _bytes_of(signature)
+        # Objects and text take memory beside their places in an array.
+        has_objects = any(leaf.dtype.hasobject for leaf in signature.leaves)
+        self.element_bytes = None if has_objects else signature.num_bytes
 
     def __iter__(self) -> Iterator[Leaves]:
         """Return an iterator over the leaves of each element."""
@@ -188,15 +179,3 @@ class Generated:
             del element
             keep_as_they_are(leaves)
             yield tuple(leaves)
-
-
-def _bytes_of(signature: ElementSpec) -> int | None:
-    num_bytes = 0
-    for leaf in signature.leaves:
-        if type(leaf) is not TensorSpec or leaf.dtype.hasobject:
-            return None
-        lengths = [size for size in leaf.shape if size is not None]
-        if len(lengths) < len(leaf.shape):
-            return None
-        num_bytes += math.prod(lengths) * leaf.dtype.itemsize
-    return num_bytes

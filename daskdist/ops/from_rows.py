@@ -10,7 +10,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.functions.kept_values import kept
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.core.structure import Structure, as_array, is_plain
@@ -33,7 +33,6 @@ class FromRows(Source):
     known_spec: ElementSpec | None = field(repr=False)
 
     name = "from_rows"
-    facts = Facts()
 
     @property
     def may_have_ragged_rows(self) -> bool:

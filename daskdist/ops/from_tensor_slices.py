@@ -13,7 +13,7 @@ from daskdist.config import in_bytes
 from daskdist.core.block import Block
 from daskdist.core.failing.origin import origin_from
 from daskdist.core.functions.kept_values import keep_as_they_are
-from daskdist.core.node import Facts, Pieces, Source
+from daskdist.core.node import Pieces, Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
@@ -38,7 +38,6 @@ class FromTensorSlices(Source):
     first: int = field(default=0, repr=False)
 
     name = "from_tensor_slices"
-    facts = Facts()
 
     @classmethod
     def of(

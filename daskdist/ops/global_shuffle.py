@@ -63,10 +63,14 @@ class GlobalShuffle(CountingNode, Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows_at = self.source.rows_at
         if rows_at is None:
-            return Arrange(inputs, GlobalShuffleRows(self), inputs[0].grouped, name=self.name)
+            return Arrange(inputs, self, inputs[0].grouped, name=self.name)
         # A source with random access is read in the shuffled order: nothing is read ahead or stored.
         splits = partial(self._splits, (0,))
         return Read(splits, partial(_read, rows_at), self.name, divide=_divide, splits_of=self._splits)
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        """Start a pass, as an `Arrangement` does."""
+        return GlobalShuffleCursor(inputs[0](epoch), self, epoch)
 
     def _splits(self, epoch: Epoch) -> LazySplits:
         number = self.source.cardinality
@@ -90,16 +94,6 @@ def _read(rows_at: Any, split: Split) -> Block:
 def _divide(split: Split, start: int, stop: int) -> Split:
     order, first = split.payload
     return numbered_split("global_shuffle", first + start, (order, first + start), stop - start)
-
-
-@dataclass(frozen=True)
-class GlobalShuffleRows:
-    """Row arithmetic of ``global_shuffle``."""
-
-    shuffle: GlobalShuffle
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return GlobalShuffleCursor(inputs[0](epoch), self.shuffle, epoch)
 
 
 @dataclass

@@ -12,7 +12,6 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Batches, Block, Bundle, Rows, merge
-from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts
 from daskdist.core.primitive import (
@@ -77,11 +76,6 @@ class GroupByWindow(DrawsForFunction):
         return self.reduce_function.nested_spec(self.source, self.make).spec_or_raise()
 
     @property
-    def cardinality(self) -> int:
-        number = self.source.cardinality
-        return number if number in (0, INFINITE) else UNKNOWN
-
-    @property
     def draws(self) -> bool:
         return self.reduce_function.nested_spec(self.source, self.make).draws
 
@@ -92,14 +86,15 @@ class GroupByWindow(DrawsForFunction):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         source, reduce_function = gathered(inputs[0]), self.reduce_function
-        keys_of: Callable[[Rows], Index] = KeysOf.of_blocks(self.key_function)
+        of_each = KeysOf(self.key_function, Vectorised(self.key_function))
+        keys_of: Callable[[Rows], Index] = of_each
         if self.draws:
             # A window draws random numbers by the words of its first element.
             source, reduce_function = self._paired(source), reduce_function.with_words()
             keys_of = KeysOfPairs(keys_of)
         keys = Fact(source, keys_of, f"{self.name}-keys")
         windows = Arrange((keys,), GroupRows(self.window_size), grouped=1, name=self.name)
-        reduce_rows = ReduceWindows(self.key_function, reduce_function, self.make, known_spec(self.source))
+        reduce_rows = ReduceWindows(of_each, reduce_function, self.make, known_spec(self.source))
         return Compute(
             windows, reduce_rows, self.name, factor=None, unstacked=True, costly=reduce_function, may_be_large=True
         )
@@ -113,31 +108,22 @@ class KeysOf:
     ----------
     function
         Returns the key of one element.
+    vectorised
+        The function for many elements at once.
     kind
         The word for a key in messages.
-    vectorised
-        The function for many elements at once; None if it may not be tried.
     """
 
     function: UserFunction
+    vectorised: Vectorised
     kind: str = "key"
-    vectorised: Vectorised | None = None
-
-    @classmethod
-    def of_blocks(cls, function: UserFunction, kind: str = "key") -> KeysOf:
-        """Create a computation of keys, for many elements at once if that gives the same."""
-        return cls(function, kind, Vectorised(function))
 
     def __call__(self, rows: Rows) -> Index:
-        if not isinstance(rows, Block) or self.vectorised is None:
-            return self._by_row(rows).astype(np.int64)
-        if self.function.function is len and rows.structure == LONE and isinstance(rows.leaves[0], Ragged):
-            return rows.leaves[0].row_lengths.astype(np.int64)
-        (keys,) = self.vectorised(rows, self._as_block).leaves
-        return keys.astype(np.int64)  # type: ignore[no-any-return]
-
-    def _as_block(self, block: Block) -> Block:
-        return Block(LONE, [self._by_row(block)], block.label)
+        if self.function.function is len and isinstance(rows, Block) and rows.structure == LONE:
+            (leaf,) = rows.leaves
+            if isinstance(leaf, Ragged):
+                return leaf.row_lengths.astype(np.int64)
+        return self.vectorised.column(rows, self._by_row).astype(np.int64)  # type: ignore[no-any-return]
 
     def _by_row(self, rows: Rows) -> Index:
         keys = []
@@ -173,7 +159,7 @@ class KeysOfPairs:
 class ReduceWindows:
     """A function that reduces windows and returns the elements of the resulting datasets."""
 
-    key_function: UserFunction
+    keys: KeysOf
     reduce_function: NestedFunction
     make: MakeDataset
     spec: ElementSpec | None
@@ -186,7 +172,7 @@ class ReduceWindows:
             if self.reduce_function.has_words:
                 (first, words), rows = first, unpaired(rows)
             with SeedsInCall(first):
-                key = np.int64(KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0)))  # type: ignore[misc]
+                key = np.int64(self.keys.key(first, lambda rows=rows: rows.where(0)))  # type: ignore[misc]
             where = partial(_where, key, rows)
             reduced = self.reduce_function.dataset(key, self._last(rows, words), where=where)
             parts += self.reduce_function.of_one_structure(parts, rows_of(reduced, self.reduce_function), where)

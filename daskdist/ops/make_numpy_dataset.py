@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import Source
 from daskdist.core.primitive import Primitive, Read, Split, value_itself
 from daskdist.core.spec import ElementSpec
 
@@ -41,7 +41,6 @@ class MakeNumpyDataset(Source):
     placing: Placing = field(repr=False)
 
     name = "make_numpy_dataset"
-    facts = Facts()
     background = True
     is_cheap = False
 

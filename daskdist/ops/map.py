@@ -62,16 +62,7 @@ class Map(SpecFromCalls):
     may_have_ragged_rows = False
 
     def learn_spec(self) -> ElementSpec:
-        spec = self.source.spec
-        numbers = numbers_in(self.function.function)
-        return learned_spec(lambda unknown, value: self._tried(spec, unknown, value), numbers, spec)
-
-    def _tried(self, spec: ElementSpec, unknown: int, value: float | None) -> ElementSpec:
-        if not self.vectorized:
-            return _tried(self.function, spec, unknown, value)
-        columns = [leaf.grouped(2).example(unknown, value) for leaf in spec.leaves]
-        leaves, structure = call_at_once(self.function, spec.structure, columns, 2, "two made-up rows")
-        return ElementSpec.of_rows(structure, leaves)
+        return spec_after(self.function, self.source.spec, is_of_rows=bool(self.vectorized))
 
     @cached_property
     def has_large_results(self) -> bool:
@@ -164,21 +155,24 @@ def check_alone(
             )
 
 
-def spec_after(function: UserFunction, spec: ElementSpec) -> ElementSpec:
-    """Return the spec of a function's results for whole elements.
+def spec_after(function: UserFunction, spec: ElementSpec, *, is_of_rows: bool = False) -> ElementSpec:
+    """Return the spec of a function's results for elements of a spec; ``is_of_rows`` if it is written for many rows.
 
     Raises
     ------
     SpecUnknown
         The spec depends on real elements.
     """
-    numbers = numbers_in(function.function)
-    return learned_spec(lambda unknown, value: _tried(function, spec, unknown, value), numbers, spec)
 
+    def try_one(unknown: int, value: float | None) -> ElementSpec:
+        if is_of_rows:
+            columns = [leaf.grouped(2).example(unknown, value) for leaf in spec.leaves]
+            leaves, structure = call_at_once(function, spec.structure, columns, 2, "two made-up rows")
+            return ElementSpec.of_rows(structure, leaves)
+        results, structure = function.leaves(spec.example(unknown, value), lambda: "a made-up element")
+        return ElementSpec.of(structure.pack(results))
 
-def _tried(function: UserFunction, spec: ElementSpec, unknown: int, value: float | None) -> ElementSpec:
-    leaves, structure = function.leaves(spec.example(unknown, value), lambda: "a made-up element")
-    return ElementSpec.of(structure.pack(leaves))
+    return learned_spec(try_one, numbers_in(function.function), spec)
 
 
 @dataclass(frozen=True)

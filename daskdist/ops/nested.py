@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Rows, merge
-from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.cardinality import INFINITE
 from daskdist.core.dataset_base import DatasetBase, computed_rows, element_spec_of, node_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import CountingNode, ExpandingNode, Facts, Node, walk, with_each_upstream
@@ -185,11 +185,6 @@ class Expansion(DrawsForFunction, ExpandingNode):
     @property
     def spec(self) -> ElementSpec:
         return self.function.nested_spec(self.source).spec_or_raise()
-
-    @property
-    def cardinality(self) -> int:
-        number = self.source.cardinality
-        return number if number in (0, INFINITE) else UNKNOWN
 
     @property
     def reads_files(self) -> bool | None:

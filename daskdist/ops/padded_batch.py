@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Bundle
-from daskdist.core.primitive import Arrange, ByCursor, Compute, Primitive, gathered
+from daskdist.core.primitive import Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import AnyRankSpec, ElementSpec, Shape, SpecUnknown, TensorSpec, check_ranks
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import ArgumentError, StackError
-from daskdist.ops.batch import Batch, BatchCursor
+from daskdist.ops.batch import Batch
 from daskdist.ops.ragged_batch import columns_of, leaf_of, no_datasets, of_one_kind
 
 
@@ -170,8 +170,7 @@ class PaddedBatch(Batch):
         return self.padding.spec(self.source.spec, self.batch_size if self.drop_remainder else None)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ByCursor(BatchCursor, (self.batch_size, self.drop_remainder))
-        batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
+        batches = super().lower((gathered(inputs[0]),))
         return Compute(batches, PadRows(self.padding), self.name, factor=1, unstacked=True)
 
 

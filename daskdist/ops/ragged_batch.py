@@ -13,7 +13,7 @@ from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.columns import stack as stack_leaves
 from daskdist.core.columns import with_empty_alike
 from daskdist.core.node import Node, Transformation
-from daskdist.core.primitive import Arrange, ByCursor, Compute, Primitive, gathered
+from daskdist.core.primitive import Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged, ragged_of_dense
 from daskdist.core.spec import (
     DatasetSpec,
@@ -26,7 +26,7 @@ from daskdist.core.spec import (
 )
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, StackError
-from daskdist.ops.batch import Batch, BatchCursor
+from daskdist.ops.batch import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +71,7 @@ class RaggedBatch(Batch):
         return isinstance(leaf, RaggedRowSpec) if self.is_of_rows else is_ragged(leaf)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ByCursor(BatchCursor, (self.batch_size, self.drop_remainder))
-        batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
+        batches = super().lower((gathered(inputs[0]),))
         ragged_leaves = None if self.element_spec is None else tuple(map(self._is_ragged, self.element_spec.leaves))
         function = RaggedRows(ragged_leaves, np.dtype(self.row_splits_dtype))
         return Compute(batches, function, self.name, factor=1, unstacked=True)

@@ -11,7 +11,7 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.failing.origin import origin_from
-from daskdist.core.node import CountingNode, Facts, Source
+from daskdist.core.node import CountingNode, Source
 from daskdist.core.primitive import EndlessSplits, Epoch, Primitive, Read, Split
 from daskdist.core.randomness.seed import generator
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -30,7 +30,6 @@ class Random(CountingNode, Source):
     rerandomize_each_iteration: bool = False
 
     name = "random"
-    facts = Facts()
     is_listed = False
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from daskdist.config import in_bytes
 from daskdist.core.arguments import number_dtype, whole_number
 from daskdist.core.block import Block
 from daskdist.core.failing.origin import Origin, SelectedOrigins, origin_from
-from daskdist.core.node import Facts, Pieces, Source
+from daskdist.core.node import Pieces, Source
 from daskdist.core.primitive import LazySplits, Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
@@ -38,7 +38,6 @@ class Range(Source):
     cut_from: tuple[str, int] = field(default=("range", 0), repr=False)
 
     name = "range"
-    facts = Facts()
 
     def __post_init__(self) -> None:
         for name in ("start", "stop"):

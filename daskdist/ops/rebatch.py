@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, ByCursor, Compute, Cursor, Exhausted, Primitive, gathered
 from daskdist.core.selection.runs import Run, RunQueue, group
@@ -52,11 +51,6 @@ class Rebatch(Transformation):
     def spec(self) -> ElementSpec:
         size = self.sizes[0] if len(set(self.sizes)) == 1 and self.drop_remainder else None
         return row_spec(self.name, self.source.spec).grouped(size)
-
-    @property
-    def cardinality(self) -> int:
-        number = self.source.cardinality
-        return number if number <= 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = gathered(ungrouped(inputs[0]))

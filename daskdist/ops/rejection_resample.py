@@ -12,7 +12,7 @@ import numpy as np
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block, Bundle, Rows, join
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.core.node import CountingNode, Facts, Transformation
+from daskdist.core.node import CountingNode, Transformation
 from daskdist.core.primitive import (
     Arrange,
     Compute,
@@ -64,7 +64,6 @@ class RejectionResample(CountingNode, Transformation):
     seed: int
 
     name = "rejection_resample"
-    facts = Facts()
 
     def __post_init__(self) -> None:
         whole_number(self.name, "seed", self.seed, at_most=None)

@@ -10,12 +10,11 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import CountingNode, Facts, Node
+from daskdist.core.node import CountingNode, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.intervals import Index
-from daskdist.core.selection.runs import RunQueue
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.ops.choose_from_datasets import DirectedCursor
 from daskdist.ops.select import alike
@@ -49,7 +48,6 @@ class SampleFromDatasets(CountingNode):
     rerandomize_each_iteration: bool = True
 
     name = "sample_from_datasets"
-    facts = Facts()
 
     def __post_init__(self) -> None:
         whole_number(self.name, "seed", self.seed, at_most=None)
@@ -95,17 +93,15 @@ class SampleRows:
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         rng = generator(self.seed, self.stream, () if self.passes is None else self.passes.of(epoch))
         sources = [opener(epoch) for opener in inputs]
-        choices = DrawnChoices(rng, np.cumsum(self.weights)[:-1])
-        return DirectedCursor(sources, choices, self.stop_on_empty, [RunQueue() for _ in sources])
+        return DrawnCursor(sources, self.stop_on_empty, rng, np.cumsum(self.weights)[:-1])
 
 
 @dataclass
-class DrawnChoices:
-    """Choices drawn at random; ``shares`` are the cumulative weights of all sources but the last."""
+class DrawnCursor(DirectedCursor):
+    """A cursor of elements drawn at random; ``shares`` are the cumulative weights of all sources but the last."""
 
     rng: np.random.Generator
     shares: Index
 
-    def pull(self) -> Index:
-        """Return the next choices."""
+    def next_choices(self) -> Index:
         return np.searchsorted(self.shares, self.rng.random(_DRAWS), side="right")

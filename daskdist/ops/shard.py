@@ -9,10 +9,10 @@ import numpy as np
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Node, Transformation, check_numbered
-from daskdist.core.primitive import Arrange, ByCursor, Cursor, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Primitive
 from daskdist.core.selection.runs import Run
-from daskdist.core.selection.skipping import may_skip_unread
 from daskdist.errors import ArgumentError, ShardingError
+from daskdist.ops.take import CountingCursor
 from daskdist.sharding import SHARD_HINT
 
 
@@ -76,17 +76,11 @@ class Shard(Transformation):
 
 
 @dataclass
-class ShardCursor:
+class ShardCursor(CountingCursor):
     """A cursor of a shard, whose next element is ``to_skip`` elements ahead."""
 
-    source: Cursor
     num_shards: int
     to_skip: int
-
-    @property
-    def skips_unread(self) -> bool:
-        """Return whether its input can skip elements without reading them."""
-        return may_skip_unread(self.source)
 
     def skip(self, num_elements: int) -> int:
         """Skip elements of the shard with those of the others before them."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, ByCursor, Cursor, Primitive
+from daskdist.core.primitive import Arrange, ByCursor, Primitive
 from daskdist.core.selection.runs import Run
-from daskdist.core.selection.skipping import may_skip_unread, skip_unread
-from daskdist.ops.take import TakeCursor
+from daskdist.core.selection.skipping import skip_unread
+from daskdist.ops.take import CountingCursor, TakeCursor
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,16 +39,10 @@ class Skip(Transformation):
 
 
 @dataclass
-class SkipCursor:
+class SkipCursor(CountingCursor):
     """A cursor that skips ``left`` more elements."""
 
-    source: Cursor
     left: int
-
-    @property
-    def skips_unread(self) -> bool:
-        """Return whether its input can skip elements without reading them."""
-        return may_skip_unread(self.source)
 
     def skip(self, num_elements: int) -> int:
         """Skip more elements."""

@@ -155,19 +155,13 @@ class SplitByRow(SplitNode):
         return int(sum(sizes[part] for part in self.parts))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Arrange(inputs, SplitRows(self), inputs[0].grouped, name=self.name, is_counted=True)
-
-
-@dataclass(frozen=True)
-class SplitRows:
-    """Row arithmetic of a split by numbers."""
-
-    split: SplitByRow
+        return Arrange(inputs, self, inputs[0].grouped, name=self.name, is_counted=True)
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        split, number = self.split, self.split.num_rows
-        order = None if number is None else Permutation(number, generator(split.seed, 1), _MOST_DRAWN)
-        return SplitCursor(inputs[0](_FIRST_PASS), split, order)
+        """Start a pass, as an `Arrangement` does."""
+        number = self.num_rows
+        order = None if number is None else Permutation(number, generator(self.seed, 1), _MOST_DRAWN)
+        return SplitCursor(inputs[0](_FIRST_PASS), self, order)
 
 
 @dataclass
@@ -269,7 +263,11 @@ class SplitByLabel(SplitNode):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         noted = Fact(gathered(inputs[0]), HashesOf(self.labels), f"{self.name}-labels")
-        return Arrange((noted,), SplitLabels(self), grouped=0, name=self.name, is_counted=True)
+        return Arrange((noted,), self, grouped=0, name=self.name, is_counted=True)
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        """Start a pass, as an `Arrangement` does; the input notes the hash of each element's label."""
+        return SplitLabelsCursor(inputs[0](_FIRST_PASS), self)
 
 
 @dataclass(frozen=True)
@@ -282,16 +280,6 @@ class HashesOf:
         labels = self.labels(rows)
         _check_classes(labels, rows)
         return hashes(labels, rows)
-
-
-@dataclass(frozen=True)
-class SplitLabels:
-    """Row arithmetic of a split by labels; its input notes the hash of each element's label."""
-
-    split: SplitByLabel
-
-    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        return SplitLabelsCursor(inputs[0](_FIRST_PASS), self.split)
 
 
 @dataclass

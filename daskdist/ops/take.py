@@ -40,16 +40,22 @@ class Take(Transformation):
 
 
 @dataclass
-class TakeCursor:
-    """A cursor that returns ``left`` more elements."""
+class CountingCursor:
+    """A cursor that counts the elements of its input, and so can skip as the input does."""
 
     source: Cursor
-    left: int
 
     @property
     def skips_unread(self) -> bool:
         """Return whether its input can skip elements without reading them."""
         return may_skip_unread(self.source)
+
+
+@dataclass
+class TakeCursor(CountingCursor):
+    """A cursor that returns ``left`` more elements."""
+
+    left: int
 
     def skip(self, num_elements: int) -> int:
         """Skip elements that would be returned."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN, counted
 from daskdist.core.file_backed_source import FileBackedSource
-from daskdist.core.node import ExpandingNode, Node, Source, walk
+from daskdist.core.node import ExpandingNode, Node, Source, walk, with_each_input
 from daskdist.core.primitive import Split
 from daskdist.errors import ShardingError, UserFunctionError
 from daskdist.ops.shard import Shard
@@ -68,10 +68,8 @@ def autoshard(
 
 def filled(node: Node, index: int, num_shards: int) -> Node:
     """Return the pipeline with a worker's shard in place of each ``shard(SHARD_HINT, SHARD_HINT)``."""
-    inputs = tuple(filled(source, index, num_shards) for source in node.inputs)
-    if not node.is_shard_hint and all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
-        return node
-    return node.with_inputs(inputs).on_share(index, num_shards)
+    changed = with_each_input(node, lambda source: filled(source, index, num_shards))
+    return node if changed is node and not node.is_shard_hint else changed.on_share(index, num_shards)
 
 
 def sharding_input(node: Node, num_pipelines: int, first: First | None = None) -> ShardingInput:
@@ -218,7 +216,7 @@ def _by_file(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision,
         if isinstance(upstream, FileBackedSource):
             known = files_of.get(id(upstream))
             return known[index] if known else upstream.shard_of_files(index, number, by_split=decision.by_split)
-        return upstream.with_inputs(tuple(share(source, index) for source in upstream.inputs)).on_share(index, number)
+        return with_each_input(upstream, lambda source: share(source, index)).on_share(index, number)
 
     return decision, [share(node, index) for index in range(number)]
 

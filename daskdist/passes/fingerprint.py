@@ -5,7 +5,7 @@ from __future__ import annotations
 from dask.base import normalize_token, tokenize
 
 from daskdist.core.functions.user_function import code_of
-from daskdist.core.node import Node, Source, walk
+from daskdist.core.node import Node, Source, walk, with_each_input
 from daskdist.passes.numbering import at_pass
 from daskdist.passes.seed import with_seed
 from daskdist.url_secrets import without_signatures
@@ -36,9 +36,7 @@ def _has_urls(node: Node) -> bool:
 
 def with_new_fingerprints(node: Node) -> Node:
     """Return the pipeline with fingerprints recomputed from the current code of its functions."""
-    inputs = tuple(map(with_new_fingerprints, node.inputs))
-    if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-        node = node.with_inputs(inputs)
-    if node.code is None or node.code == code_of(inputs[0]):
+    node = with_each_input(node, with_new_fingerprints)
+    if node.code is None or node.code == code_of(node.inputs[0]):
         return node
-    return node.of_code(code_of(inputs[0]), fingerprint(inputs[0]))
+    return node.of_code(code_of(node.inputs[0]), fingerprint(node.inputs[0]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -61,8 +61,7 @@ class PassLayout:
 
     def as_plain(self) -> list[Any]:
         """Return the layout as data."""
-        content = [self.num_workers, self.num_replicas, self.policy, self.batch_size, self.drops_remainder]
-        return [*content, self.split_bytes]
+        return list(astuple(self))
 
     @classmethod
     def of_plain(cls, content: Sequence[Any]) -> PassLayout:
@@ -192,16 +191,13 @@ class WholeBatchCursor:
         return Groups(pieces.flat, pieces.bounds[starts], inners)  # type: ignore[union-attr]
 
 
-@dataclass(frozen=True)
-class JoinPieces:
-    """A function that joins the pieces of each batch."""
-
-    def __call__(self, batches: Batches) -> Bundle:
-        rows, joined = batches.rows, []
-        for start, stop in pairwise(batches.bounds):
-            columns = zip(*[rows.item(place) for place in range(start, stop)], strict=True)
-            joined.append(tuple(map(concat_leaves, columns)))
-        return Bundle(rows.structure, joined, rows.label)
+def join_pieces(batches: Batches) -> Bundle:
+    """Return batches, the pieces of each of which are joined."""
+    rows, joined = batches.rows, []
+    for start, stop in pairwise(batches.bounds):
+        columns = zip(*[rows.item(place) for place in range(start, stop)], strict=True)
+        joined.append(tuple(map(concat_leaves, columns)))
+    return Bundle(rows.structure, joined, rows.label)
 
 
 @dataclass
@@ -295,7 +291,7 @@ def _rest_of_batches(
     if level:
         return Arrange(tuple(streams), RestOfBatches(section, num_pieces), level, name="rest"), ()
     joined = Compute(
-        Arrange(tuple(streams), RestOfBatches(section), 1, name="rest"), JoinPieces(), "rest", factor=1, unstacked=True
+        Arrange(tuple(streams), RestOfBatches(section), 1, name="rest"), join_pieces, "rest", factor=1, unstacked=True
     )
     if num_pieces == 1:
         return joined, (0,)

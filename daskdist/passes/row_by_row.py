@@ -6,13 +6,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from daskdist.core.functions.user_function import UserFunction
-from daskdist.core.node import Node
+from daskdist.core.node import Node, with_each_input
 
 
 def row_by_row(node: Node) -> Node:
     """Return the pipeline with functions of one element called for each element, never for many at once."""
-    if node.inputs:
-        node = node.with_inputs(tuple(map(row_by_row, node.inputs)))
+    node = with_each_input(node, row_by_row)
     values: dict[str, Any] = {attribute.name: getattr(node, attribute.name) for attribute in fields(node)}
     changed: dict[str, Any] = {
         name: value.row_by_row() for name, value in values.items() if isinstance(value, UserFunction)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from daskdist.core.node import CountingNode, Node, with_each_upstream
+from daskdist.core.node import CountingNode, Node, counting, with_each_upstream
 from daskdist.core.randomness.seed import generator
 
 
@@ -20,7 +20,8 @@ def with_seed(node: Node, seed: int) -> Node:
 
 def drawn_seeds(node: Node) -> list[int]:
     """Return the seeds that unseeded operations drew."""
-    return [operation.seed for operation in _upstream_first(node) if not _is_seeded(operation)]
+    operations: Iterator[Any] = counting(node)
+    return [operation.seed for operation in operations if not operation.is_seeded]
 
 
 def with_drawn(node: Node, seeds: Sequence[int]) -> Node:
@@ -42,14 +43,4 @@ def of_worker(node: Node, index: int) -> Node:
 
 def _reseeded(node: Node, change: Callable[[Any], Node]) -> Node:
     node = with_each_upstream(node, lambda source: _reseeded(source, change))
-    return node if _is_seeded(node) else change(node)
-
-
-def _upstream_first(node: Node) -> Iterator[Any]:
-    for source in (*node.inputs, *node.contents):
-        yield from _upstream_first(source)
-    yield node
-
-
-def _is_seeded(node: Any) -> bool:
-    return not isinstance(node, CountingNode) or node.is_seeded
+    return change(node) if isinstance(node, CountingNode) and not node.is_seeded else node

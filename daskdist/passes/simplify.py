@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from daskdist.core.node import Node
+from daskdist.core.node import Node, with_each_input
 
 
 def simplify(node: Node) -> Node:
@@ -17,9 +17,7 @@ def simplify(node: Node) -> Node:
     if node.facts.leaves_out_failed:
         # Elements that failed are left out before operations that group elements: no operation may move.
         return node
-    inputs = tuple(map(simplify, node.inputs))
-    if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-        node = node.with_inputs(inputs)
+    node = with_each_input(node, simplify)
     for rule in RULES:
         better = rule(node)
         if better is not None:

@@ -275,9 +275,9 @@ def test_versions_of_installed_packages_count(monkeypatch):
         return np.log(x)
 
     before = code_and_state(f)
-    monkeypatch.setattr(module, "_PACKAGES", {})
+    monkeypatch.setattr(module, "_installed", functools.cache(module._installed.__wrapped__))
     assert code_and_state(f) == before
-    monkeypatch.setattr(module, "_PACKAGES", {})
+    monkeypatch.setattr(module, "_installed", functools.cache(module._installed.__wrapped__))
     monkeypatch.setattr(np, "__version__", "0.0")
     assert code_and_state(f) != before
 

@@ -21,13 +21,13 @@ import threading
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.functions.code_references import references_of
+from daskdist.core.functions.code_references import digest_of_parts, references_of
 from daskdist.core.functions.installed_packages import package_of
 from daskdist.core.functions.random_generators import GeneratorUses
 from daskdist.core.functions.reach import AS_A_WHOLE, NO_VALUE, ModuleUse, NoValue, Reference, is_own, references_from
@@ -102,7 +102,8 @@ def fingerprint_of(function: Callable[..., Any]) -> Fingerprint:
     except Exception:
         # An object that it reaches cannot be inspected: the function equals only itself.
         return Fingerprint(_unique(function), "", False, [], [])
-    return Fingerprint(walk.finish(), _hash(walk.state), walk.changes_state, walk.generators.list(), walk.unread)
+    state = digest_of_parts(walk.state).hex()
+    return Fingerprint(walk.finish(), state, walk.changes_state, walk.generators.list(), walk.unread)
 
 
 class _Walk:
@@ -138,7 +139,7 @@ class _Walk:
         for place, namespace, name in self.variables:
             if (namespace, name) in self.assigned:
                 self.code[place] = b"assigned"
-        return _hash([str(_VERSION).encode(), *self.code])
+        return digest_of_parts([str(_VERSION).encode(), *self.code]).hex()
 
     def emit(self, *words: object) -> None:
         self.sink.append(" ".join(map(str, words)).encode("utf-8", "surrogatepass"))
@@ -445,20 +446,11 @@ def _is_plainly_kept(kind: type) -> bool:
     return own_names.isdisjoint(("__reduce__", "__reduce_ex__", "__getstate__"))
 
 
-def _hash(parts: Iterable[bytes]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
-
-
 def _digest_of_array(array: np.ndarray[Any, Any]) -> bytes:
     if array.dtype.kind == "T":
         return marshal.dumps(array.tolist(), 2)
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.digest()
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _dask_token(value: Any) -> str:

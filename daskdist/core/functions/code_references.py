@@ -205,10 +205,16 @@ def _imported(steps: list[dis.Instruction], num_variables: int) -> list[tuple[st
 
 def digest_of(code: types.CodeType) -> bytes:
     """Return a hash of a code object that does not depend on its place, comments or where it was compiled."""
-    digest = hashlib.blake2b(digest_size=16)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    for part in (repr((counts, names)).encode(), code.co_code, code.co_exceptiontable, *_constants(code.co_consts)):
+    parts = repr((counts, names)).encode(), code.co_code, code.co_exceptiontable, *_constants(code.co_consts)
+    return digest_of_parts(parts)
+
+
+def digest_of_parts(parts: Iterable[bytes]) -> bytes:
+    """Return a hash of several parts, which also depends on the length of each."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()

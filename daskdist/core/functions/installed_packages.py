@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -10,20 +11,16 @@ import sysconfig
 import types
 from typing import Any, Final
 
-_PACKAGES: Final[dict[str, str | None]] = {}
-
 
 def package_of(module: Any) -> str | None:
     """Return the name and version of the installed package of a module; None if it is in none."""
     if not isinstance(module, (str, type(None))):
         # Some types of extensions have no module.
         return "extension"
-    root = (module or "").partition(".")[0]
-    if root not in _PACKAGES:
-        _PACKAGES[root] = _installed(root)
-    return _PACKAGES[root]
+    return _installed((module or "").partition(".")[0])
 
 
+@functools.cache
 def _installed(root: str) -> str | None:
     if root in ("", "__main__", "__mp_main__"):
         return None

@@ -193,12 +193,12 @@ class IntervalSelection(Selection):
 
     @property
     def rows(self) -> Index:  # type: ignore[override]
-        return self._intervals.rows
+        return self.intervals.rows
 
     @property
     def block_index(self) -> Index | None:  # type: ignore[override]
         """The block of each row, by its place in ``blocks``."""
-        return self._intervals.row_block_index if len(self.blocks) > 1 else None
+        return self.intervals.row_block_index if len(self.blocks) > 1 else None
 
     is_range = False
 
@@ -213,7 +213,7 @@ class IntervalSelection(Selection):
         return self.spans(np.array([start]), np.array([max(stop, start)]))
 
     def take(self, index: Index) -> Selection:
-        rows, block_index = self._intervals.locate(index)
+        rows, block_index = self.intervals.locate(index)
         return Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
 
     def without_unused(self) -> Selection:
@@ -228,7 +228,7 @@ class IntervalSelection(Selection):
         return IntervalSelection(blocks, RowIntervals(block_index, intervals.starts, intervals.bounds))
 
 
-class WindowSelection(Selection):
+class WindowSelection(IntervalSelection):
     """A selection of the rows of windows.
 
     Parameters
@@ -252,17 +252,6 @@ class WindowSelection(Selection):
         return len(self.windows)
 
     @property
-    def rows(self) -> Index:  # type: ignore[override]
-        return self.intervals.rows
-
-    @property
-    def block_index(self) -> Index | None:  # type: ignore[override]
-        """The block of each row, by its place in ``blocks``."""
-        return self.intervals.row_block_index if len(self.blocks) > 1 else None
-
-    is_range = False
-
-    @property
     def intervals(self) -> RowIntervals:
         return self.windows.intervals
 
@@ -279,10 +268,6 @@ class WindowSelection(Selection):
         parts = [windows.rows(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         pieces = tuple(chain.from_iterable(parts))
         return WindowSelection(self.blocks, RowWindows(pieces)) if pieces else Selection(self.blocks, range(0))
-
-    def take(self, index: Index) -> Selection:
-        rows, block_index = self.intervals.locate(index)
-        return Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
 
     def without_unused(self) -> Selection:
         if len(self.blocks) == 1:

@@ -21,8 +21,8 @@ from daskdist.core.functions.kept_values import keep_as_they_are, owners_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Node, lower
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import SpecUnknown, TensorSpec
-from daskdist.core.structure import Nested, Structure
+from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.core.structure import LONE, Nested, Structure
 from daskdist.core.vectorize.proof import problem, same_bits
 from daskdist.core.vectorize.rules import RULES
 from daskdist.core.vectorize.sandbox import Sandbox
@@ -111,6 +111,13 @@ class Vectorised:
             return self._compared(block, at_once, by_row, run.key)
         return at_once if is_same else by_row(block)
 
+    def column(self, rows: Rows, by_row: Callable[[Rows], Any]) -> Any:
+        """Return the results of the function, which are single values, as one array, shape ``(num_rows,)``."""
+        if not isinstance(rows, Block):
+            return by_row(rows)
+        (column,) = self(rows, lambda block: Block(LONE, [by_row(block)], block.label)).leaves
+        return column
+
     def run(self, block: Block) -> Run:
         """Call the function once for all rows.
 
@@ -164,13 +171,16 @@ class Vectorised:
         if not self.function.may_vectorize or _are_batches(source):
             return None
         try:
-            spec = source.spec
-            with np.errstate(all="ignore"):
-                leaves = [_made_up(leaf) for leaf in spec.leaves]
-                run = traced(self.function, spec.structure, leaves, _FEWEST_ROWS)
+            run = self._tried(source.spec)
         except Exception:
             return None
         return sum(int(leaf.nbytes) // len(leaf) for leaf in run.leaves)
+
+    def _tried(self, spec: ElementSpec) -> Run:
+        # Call the function for made-up rows.
+        with np.errstate(all="ignore"):
+            leaves = [leaf.grouped(_FEWEST_ROWS).example(0, 1) for leaf in spec.leaves]
+            return traced(self.function, spec.structure, leaves, _FEWEST_ROWS)
 
     def note(self, source: Node) -> str:
         """Return the note of `explain` about the function on the elements of a node; nothing is read."""
@@ -185,9 +195,7 @@ class Vectorised:
         if any(leaf.shape is None or None in leaf.shape for leaf in spec.leaves):
             return "decided at the first block: its rows may differ in length"
         try:
-            with np.errstate(all="ignore"):
-                leaves = [_made_up(leaf) for leaf in spec.leaves]
-                run = traced(self.function, spec.structure, leaves, _FEWEST_ROWS)
+            run = self._tried(spec)
         except Exception as error:
             return f"row by row: {_clause(error)}"
         if _SAME.get(run.key) is False:
@@ -305,10 +313,6 @@ def _are_batches(node: Node) -> bool:
     if facts.keeps_count or facts.keeps_spec or facts.keeps_rows or facts.keeps_order:
         return any(map(_are_batches, node.inputs))
     return bool(lower(node).grouped)
-
-
-def _made_up(leaf: TensorSpec) -> Any:
-    return leaf.grouped(_FEWEST_ROWS).example(0, 1)
 
 
 def _are_same(rows: Rows, expected: Rows) -> bool:

@@ -27,7 +27,7 @@ import numpy as np
 from daskdist.core.functions.code_references import references_of
 from daskdist.core.functions.reach import NO_VALUE, cells_of, content_of
 from daskdist.core.vectorize import allowlist
-from daskdist.core.vectorize.tracer import Trace, TracedText, Tracer, column_of, row_of
+from daskdist.core.vectorize.tracer import REFUSED, Trace, TracedText, Tracer, column_of, row_of
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -464,35 +464,12 @@ class StandIn:
         return value.__target if type(value) is StandIn else value
 
 
-for _name in [
-    "bool",
-    "len",
-    "iter",
-    "next",
-    "getitem",
-    "setitem",
-    "delitem",
-    "contains",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "hash",
-    "str",
-    "repr",
-    "format",
-    "index",
-    "int",
-    "float",
-    "complex",
-    "array",
-    "reduce_ex",
-    "enter",
-    "exit",
-]:
-    setattr(StandIn, f"__{_name}__", StandIn._refuse)
+for _name in (
+    *REFUSED,
+    *("__len__", "__iter__", "__next__", "__getitem__", "__enter__", "__exit__"),
+    *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"),
+):
+    setattr(StandIn, _name, StandIn._refuse)
 
 target_of: Final = StandIn.of
 

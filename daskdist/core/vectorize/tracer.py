@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,10 +31,8 @@ class Flagged(Exception):  # noqa: N818 - a signal between layers
     """These rows, but perhaps not others, must be computed one by one; the message gives the reason, as a clause."""
 
 
-class Rule(Protocol):
-    """An operation on columns; `args` and `options` are those of the operation on one element."""
-
-    def __call__(self, trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
+# An operation on columns: its arguments are the trace, and those of the operation on one element.
+Rule = Callable[["Trace", tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Trace:
@@ -303,6 +301,8 @@ NAMES: Final[dict[Any, str]] = {
     operator.abs: "absolute",
 }
 _OPERATORS: Final = {getattr(np, name): function for function, name in NAMES.items()}
+_UNARY: Final = frozenset({operator.neg, operator.pos, operator.invert, operator.abs})
+_COMPARISONS: Final = frozenset({operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge})
 
 
 class Tracer:
@@ -390,26 +390,6 @@ class Tracer:
             raise self._trace.fail(f"it calls {function.__name__}, for which there is no rule")
         return self._trace.apply(function.__name__, function, rule, tuple(args), dict(options))
 
-    __add__, __radd__ = _operator(operator.add), _operator(operator.add, swapped=True)
-    __sub__, __rsub__ = _operator(operator.sub), _operator(operator.sub, swapped=True)
-    __mul__, __rmul__ = _operator(operator.mul), _operator(operator.mul, swapped=True)
-    __truediv__, __rtruediv__ = _operator(operator.truediv), _operator(operator.truediv, swapped=True)
-    __floordiv__, __rfloordiv__ = _operator(operator.floordiv), _operator(operator.floordiv, swapped=True)
-    __mod__, __rmod__ = _operator(operator.mod), _operator(operator.mod, swapped=True)
-    __divmod__, __rdivmod__ = _operator(divmod), _operator(divmod, swapped=True)
-    __pow__, __rpow__ = _operator(operator.pow), _operator(operator.pow, swapped=True)
-    __lshift__, __rlshift__ = _operator(operator.lshift), _operator(operator.lshift, swapped=True)
-    __rshift__, __rrshift__ = _operator(operator.rshift), _operator(operator.rshift, swapped=True)
-    __and__, __rand__ = _operator(operator.and_), _operator(operator.and_, swapped=True)
-    __or__, __ror__ = _operator(operator.or_), _operator(operator.or_, swapped=True)
-    __xor__, __rxor__ = _operator(operator.xor), _operator(operator.xor, swapped=True)
-    __matmul__, __rmatmul__ = _operator(operator.matmul), _operator(operator.matmul, swapped=True)
-    __lt__, __le__ = _operator(operator.lt), _operator(operator.le)
-    __gt__, __ge__ = _operator(operator.gt), _operator(operator.ge)
-    __eq__, __ne__ = _operator(operator.eq), _operator(operator.ne)
-    __neg__, __pos__ = _operator(operator.neg), _operator(operator.pos)
-    __abs__, __invert__ = _operator(operator.abs), _operator(operator.invert)
-
 
 def _refusing(reason: str) -> Callable[..., Any]:
     def refuse(self: Tracer, *args: Any, **options: Any) -> Any:
@@ -448,22 +428,13 @@ REFUSED: Final = {
 }
 for _name, _reason in REFUSED.items():
     setattr(Tracer, _name, _refusing(_reason))
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "lshift",
-    "rshift",
-    "and",
-    "or",
-    "xor",
-    "matmul",
-]:
-    setattr(Tracer, f"__i{_name}__", _in_place)
+# Operators, with a tracer on either side.
+for _function in NAMES:
+    _name = _function.__name__.strip("_")
+    setattr(Tracer, f"__{_name}__", _operator(_function))
+    if _function not in _UNARY and _function not in _COMPARISONS:
+        setattr(Tracer, f"__r{_name}__", _operator(_function, swapped=True))
+        setattr(Tracer, f"__i{_name}__", _in_place)
 
 
 class TracedText:
