@@ -41,7 +41,7 @@ from daskdist.execute.callers.sent_blocks import SentBlocks
 from daskdist.execute.messages.pickling import dumps_on_host
 from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.execute.run_task import submit_task
-from daskdist.execute.submitted_tasks import SubmittedTask, SubmittedTasks, tasks_in
+from daskdist.execute.submitted_tasks import SubmittedTask, SubmittedTasks
 from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
@@ -50,14 +50,6 @@ logger: Final = logging.getLogger("daskdist")
 LOOK_EVERY_S = 2
 # Data of at most this size is sent inside its task.
 _IN_TASK_BYTES: Final = 2**20
-
-
-def _futures_of(values: Any) -> Iterator[Future]:
-    for value in values:
-        if isinstance(value, Future):
-            yield value
-        elif isinstance(value, list):
-            yield from _futures_of(value)
 
 
 class Submit:
@@ -162,7 +154,7 @@ class Submit:
             return self._send(name, worker, function, replace(args[0], payload=block), block.nbytes)
         splits = [arg for arg in args if isinstance(arg, Split)]
         is_local = worker is not None and any(worker in self._locations_of(split) for split in splits)
-        return self._submit(name, worker, function, *args, is_pinned=is_local, needs_disk=is_local)
+        return self._submit(name, worker, function, None, *args, is_pinned=is_local, needs_disk=is_local)
 
     def _placed_on_one(self, data: Any, worker: str | None) -> tuple[Future, str]:
         # On a worker, or on another if it was lost a moment ago.
@@ -180,7 +172,7 @@ class Submit:
     def _send(self, name: str, worker: str | None, function: Callable[..., Any], data: Any, num_bytes: int) -> Future:
         arrival, worker = self._placed_on_one(data, worker)
         sent = self.sent_blocks.reference(arrival, is_direct=self.live_workers.is_direct)
-        future = self._submit(name, worker, function, sent)
+        future = self._submit(name, worker, function, None, sent)
         self.sent_blocks.keep(data, num_bytes, arrival, future)
         return future
 
@@ -208,7 +200,7 @@ class Submit:
 
         def send(block: Block) -> Future:
             # A task is computed again if its worker is lost, and Dask copies its result once to each worker.
-            return self._submit(read.name, worker, payload_itself, replace(split, payload=block))
+            return self._submit(read.name, worker, payload_itself, None, replace(split, payload=block))
 
         return self.kept_blocks.handle_of(read.kept_for, split.payload, send)
 
@@ -240,17 +232,17 @@ class Submit:
             return value
         client = self.client
 
-        def send(_: list[Any], __: str | None) -> Future:
+        def send(_: list[Future] | None, __: str | None) -> Future:
             return client.get(cull(graph(), [key])[0], key, sync=False)
 
-        future = send([], None)
+        future = send(None, None)
         self.futures.add(future, SubmittedTask(send))
         return future
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         rows = take()
         if rows.nbytes <= _IN_TASK_BYTES:
-            return self._submit(name, worker, same, rows)
+            return self._submit(name, worker, same, None, rows)
         return self._send(name, worker, same, rows, rows.nbytes)
 
     def is_done(self, handle: Future) -> bool:
@@ -264,21 +256,20 @@ class Submit:
         name: str,
         worker: str | None,
         function: Callable[..., Any],
+        handles: list[Future] | None,
         *args: Any,
         is_pinned: bool = False,
         needs_disk: bool = False,
         again: CallAgain | None = None,
     ) -> Future:
+        # The results of the handles are the first argument; there is no such argument if they are None.
         self._check_open()
-        futures = [list(_futures_of([arg])) for arg in args]
-        rest = [None if inside else arg for arg, inside in zip(args, futures, strict=True)]
-        inputs = [arg if inside else None for arg, inside in zip(args, futures, strict=True)]
-        tasks = self.futures.inputs_of(inputs)
-        depth = max((needed.depth + 1 for needed in tasks_in(tasks)), default=0)
+        tasks = None if handles is None else list(map(self.futures.task_of, handles))
+        depth = max((needed.depth + 1 for needed in tasks or ()), default=0)
         submit = partial(submit_task, self.client, self.key_of(name), depth, is_pinned)
         pickled = partial(_pickled, self.token, name)
-        send = partial(submit, pickled(function, rest))
-        future = send(inputs, worker)
+        send = partial(submit, pickled(function, args))
+        future = send(handles, worker)
         send_again = send if again is None else partial(_send_again, submit, pickled, again)
         self.futures.add(future, SubmittedTask(send_again, tasks, depth, worker, is_pinned, needs_disk))
         return future
@@ -291,7 +282,7 @@ class Submit:
         # The report is computed on the worker that has the block, so that the block itself is not sent.
         future = self._reports.get(handle.key)
         if future is None:
-            future = self._reports[handle.key] = self._submit("report", None, report_of, handle)
+            future = self._reports[handle.key] = self._submit("report", None, _report_of_one, [handle])
         if not (wait or future.done()):
             return None
         del self._reports[handle.key]
@@ -510,12 +501,15 @@ def _send_again(
     submit: Callable[..., Future],
     pickled: Callable[..., bytes],
     again: CallAgain,
-    inputs: list[Any],
+    handles: list[Future] | None,
     worker: str | None,
 ) -> Future | None:
-    # The first argument of the call is the list of its handles, which is among the inputs.
     call = again()
-    return None if call is None else submit(pickled(call[0], [None, *call[1:]]), inputs, worker)
+    return None if call is None else submit(pickled(call[0], call[1:]), handles, worker)
+
+
+def _report_of_one(blocks: Sequence[Rows]) -> Report:
+    return report_of(blocks[0])
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:
