@@ -148,10 +148,10 @@ class Interpreter(StreamRuntime):
         for cursor in list(self.worker_streams):
             cursor.note_position(num_elements)
         answers = self.answers
-        if self._stream is None or not any(log.facts for log in answers.logs.values()):
+        if not any(log.facts for log in answers.logs.values()):
             return answers
         used = UsedAnswers()
-        return answers.only(used) if self._advance_trial(answers, *self._stream, num_elements, used) else answers
+        return answers.only(used) if self._advance_trial(num_elements, used) else answers
 
     def failed_run(self, error: Exception, where: str, *, is_new: bool) -> FailedRun:
         """Return the signal for an element whose stream cannot be made, which did not fail before if ``is_new``."""
@@ -163,23 +163,18 @@ class Interpreter(StreamRuntime):
         if self._advance is not None:
             self._advance.finished_passes.append((path, epoch, num_passes))
 
-    def drop_answers_before(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
+    def drop_answers_before(self, num_elements: int) -> None:
         """Drop the answers that no position after some elements needs: those of repetitions that are over."""
-        self._advance_trial(self.answers, primitive, epoch, num_elements)
+        self._advance_trial(num_elements)
 
-    def _advance_trial(
-        self,
-        answers: Answers,
-        primitive: Primitive,
-        epoch: Epoch,
-        num_elements: int,
-        used: UsedAnswers | None = None,
-    ) -> bool:
+    def _advance_trial(self, num_elements: int, used: UsedAnswers | None = None) -> bool:
         # Advance another stream with the same answers by arithmetic alone; return whether that is possible.
+        if self._stream is None:
+            return False
         trial = Interpreter(DeferringCaller(self.caller, refuses=True))
         trial.is_trial, trial.used = True, used
         try:
-            trial.open_at(primitive, epoch, answers.again(), num_elements, is_trial=True)
+            trial.open_at(*self._stream, self.answers.again(), num_elements, is_trial=True)
         except (RefusedError, ArgumentError):
             # Calls would be needed, or the stream has other splits by now.
             return False

@@ -15,7 +15,7 @@ from daskdist.core.failing.failed_element import is_of_element, must_raise
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import warn_if_empty
-from daskdist.core.primitive import Epoch, Primitive
+from daskdist.core.primitive import Epoch
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
@@ -26,6 +26,7 @@ from daskdist.display.step_times import StepTimes, WorkerTimes
 from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, RepeatedLossError, UserFunctionError
 from daskdist.execute.caller import Caller, LocalCaller
 from daskdist.execute.resume.position import StreamPosition
+from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, logger, stats_of
 from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
@@ -120,7 +121,7 @@ class DistributedIterator(Advised):
         self._source = source
         # The earlier parts of the pass, divided otherwise than the rest.
         self._sections: list[PassSection] = []
-        self._open(pipelines, epochs)
+        self._open(pipelines, epochs, [None] * len(pipelines))
         self._skips_empty = any(merged_options(pipeline.node).last_batch == "skip_empty" for pipeline in pipelines)
         # The steps that are read ahead for copies to devices, from the first step on.
         self._host_steps: HostSteps | None = None
@@ -141,7 +142,9 @@ class DistributedIterator(Advised):
         # Ends the caller's threads when it is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
-    def _open(self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], *, is_resumed: bool = False) -> None:
+    def _open(
+        self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], starts: Sequence[tuple[Answers, int] | None]
+    ) -> None:
         devices, options = self._devices, self._options
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Memory pinned for one device of a kind serves all devices of that kind.
@@ -149,17 +152,15 @@ class DistributedIterator(Advised):
         fails_by_replica = self._source.share_out is None and not self._drops_uneven
         feeds: list[PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
-        self._primitives: list[Primitive] = []
         self._pipelines, self._epochs = pipelines, epochs
         self._nodes = [pipeline.node for pipeline in pipelines]
-        for pipeline, epoch in zip(pipelines, epochs, strict=True):
+        for pipeline, epoch, start in zip(pipelines, epochs, starts, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
             first = sum(num_lanes[: len(feeds)])
             pipeline_devices = devices[first : first + len(pipeline.consumers)]
             is_wanted = merged_options(pipeline.node).shuffle_on_device if self._puts_on_devices else False
             primitive, gathers = with_device_gathers(pipeline_devices, pipeline.primitive, is_wanted)
-            self._primitives.append(primitive)
             # Only the elements of a ``dataset_fn`` show whether they have rows, and which failed.
             is_unknown = fails_by_replica or (pipeline.varies and not pipeline.primitive.grouped)
             asks_lengths = sum(num_lanes) > 1 and is_unknown
@@ -167,15 +168,16 @@ class DistributedIterator(Advised):
             builder = BundleBuilder(
                 interpreter,
                 primitive,
-                None if is_resumed else epoch,
+                epoch,
                 pipeline.consumers,
+                start=start,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else local_empty,
                 device_gathers=gathers,
                 as_views=self._is_here and not is_pinned,
             )
-            feeds.append(PipelineCursor(builder, self._caller))
+            feeds.append(PipelineCursor(builder, self._caller, 0 if start is None else start[1]))
         # The numbers of rows of a step without known ones.
         self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
         options_of_steps = {"drops_uneven": self._drops_uneven, "fails_by_replica": fails_by_replica}
@@ -463,9 +465,8 @@ class DistributedIterator(Advised):
         else:
             self._feeds.close()
         self._num_steps, self._is_over = num_steps, is_over
-        self._open(pipelines, [position.epoch for position in positions], is_resumed=True)
-        for feed, primitive, position in zip(self._feeds.feeds, self._primitives, positions, strict=True):
-            feed.move_to(primitive, position)
+        starts = [(position.answers, position.num_elements) for position in positions]
+        self._open(pipelines, [position.epoch for position in positions], starts)
         self._feeds.done = done
         self._handed_out = self._feeds.handed_out()
         source.note_pass((self._sections or [section])[0])

@@ -82,8 +82,10 @@ class PipelineReader:
         self._builder = BundleBuilder(
             self.interpreter,
             primitive,
-            epoch if start is None else None,
+            self._start.epoch,
             (None,) * self._num_lanes,
+            # Copy the position, as a process may open it twice.
+            start=None if start is None else (copy.deepcopy(start.answers), start.num_elements),
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
             active=wanted,
@@ -92,10 +94,6 @@ class PipelineReader:
             # With more replicas, views would keep whole blocks alive until the slowest replica has used them.
             as_views=empty is None and self._num_lanes <= 2,
         )
-        if start is not None:
-            # Copy the position, as a process may open it twice.
-            answers = copy.deepcopy(start.answers)
-            self._builder.move_to(primitive, start.epoch, answers, start.num_elements)
 
     def position(self, num_steps: int) -> StreamPosition:
         """Return the position after some steps that were read."""
