@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -350,15 +349,22 @@ class Submit:
         enough = any if is_one_enough else all
         if enough(handle.status in ("finished", "error") for handle in handles):
             return
-        with self.waiting(handles, "FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED") as are_over:
-            try:
-                for within_s in self._wait_intervals(handles):
-                    if are_over(within_s):
-                        break
-                    self.live_workers.paused_workers.check(self.client, self._check_workers())
-            except FuturesCancelledError as error:
-                self._check_workers()
-                raise self.live_workers.lost_error(error.error_groups[0].errors[0].key) from error
+        # `distributed.wait` is not used: to pass it the client, `Client.as_current` sets Dask's scheduler for the whole
+        # process, and permanently if two threads wait. Its timeout is not used either: each time it expires, the frames
+        # of the error keep the futures alive until the garbage collector runs.
+        waiting = _wait(list(handles), return_when="FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED")
+        task = asyncio.run_coroutine_threadsafe(waiting, self.client.loop.asyncio_loop)
+        try:
+            for within_s in self._wait_intervals(handles):
+                if futures_wait([task], timeout=within_s).done:
+                    task.result()
+                    break
+                self.live_workers.paused_workers.check(self.client, self._check_workers())
+        except FuturesCancelledError as error:
+            self._check_workers()
+            raise self.live_workers.lost_error(error.error_groups[0].errors[0].key) from error
+        finally:
+            task.cancel()
 
     def _wait_intervals(self, handles: Sequence[Future]) -> Iterator[float]:
         def name() -> str:
@@ -383,32 +389,6 @@ class Submit:
     def _result_of(self, handle: Future) -> Any:
         # Dask cancels what `Future.result` waits for when it is interrupted.
         return self._fetched([handle])[0]
-
-    @contextlib.contextmanager
-    def waiting(
-        self, handles: Sequence[Future], return_when: str = "ALL_COMPLETED"
-    ) -> Iterator[Callable[[float], bool]]:
-        """Provide a function that waits some seconds for calls and returns whether they are over.
-
-        The function raises Dask's error if data that one of the calls needs is no longer there.
-        """
-        # `distributed.wait` is not used: to pass it the client, `Client.as_current` sets Dask's scheduler for the whole
-        # process, and permanently if two threads wait. Its timeout is not used either: each time it expires, the frames
-        # of the error keep the futures alive until the garbage collector runs.
-        task = asyncio.run_coroutine_threadsafe(
-            _wait(list(handles), return_when=return_when), self.client.loop.asyncio_loop
-        )
-
-        def are_over(within_s: float) -> bool:
-            if not futures_wait([task], timeout=within_s).done:
-                return False
-            task.result()
-            return True
-
-        try:
-            yield are_over
-        finally:
-            task.cancel()
 
     def check(self, handles: Sequence[Future]) -> None:
         """Check that all results will arrive: waiting for one that cannot would never end.
