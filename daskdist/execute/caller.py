@@ -128,11 +128,6 @@ class Caller(Protocol):
         """The memory limit of the worker with the least memory; None without a limit."""
         ...
 
-    @property
-    def backend(self) -> Any:
-        """The object that fetches results for the program; the caller itself by default."""
-        ...
-
     def call(
         self,
         function: Callable[..., Any],
@@ -252,10 +247,6 @@ class LocalCaller:
 
     def __init__(self) -> None:
         self.busy = TaskTimes()
-
-    @property
-    def backend(self) -> Any:
-        return None
 
     def timed(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function(*args)`` and record the time that it takes."""

@@ -64,19 +64,12 @@ class Submit:
         The connection to the cluster.
     workers
         The addresses of the workers that take part, or the `LiveWorkers` that several callers share.
-    futures
-        The futures that callers share, to which it adds its own.
+    shared
+        A caller whose ``home`` this one shares: they can use each other's handles, and add to the same futures, blocks
+        kept for later passes and data sent for tasks; None for new ones.
     located
         Returns the addresses of the workers that have a file, by its path, on their local disk. One of them reads it;
         no other worker can.
-    home
-        An identifier shared by callers that can use each other's handles; a new one if None.
-    backend
-        The object that fetches results, if a strategy has a faster way than tasks; the caller itself if None.
-    kept
-        The blocks kept for later passes, shared by callers with the same ``home``; new ones if None.
-    sent
-        The data that was sent to workers for tasks, shared by these callers too; none yet if None.
     """
 
     bundle_chunks = 1024
@@ -89,20 +82,15 @@ class Submit:
         self,
         client: Client,
         workers: Sequence[str] | LiveWorkers,
-        futures: SubmittedTasks | None = None,
+        shared: Submit | None = None,
         located: Callable[[str], Sequence[str]] | None = None,
-        home: Hashable | None = None,
-        backend: Any = None,
-        kept: KeptBlocks | None = None,
-        sent: SentBlocks | None = None,
     ) -> None:
         self.client = client
-        self.backend = self if backend is None else backend
-        self.home: Hashable | None = home or ("cluster", uuid.uuid4().hex)
+        self.home: Hashable | None = ("cluster", uuid.uuid4().hex) if shared is None else shared.home
         self.live_workers = workers if isinstance(workers, LiveWorkers) else LiveWorkers(workers)
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
-        self.futures = SubmittedTasks() if futures is None else futures
+        self.futures: SubmittedTasks = SubmittedTasks() if shared is None else shared.futures
         # Unlike a generator, `itertools.count` can be advanced by several threads at once.
         self._numbers = itertools.count()
         # Part of the keys of its tasks.
@@ -111,8 +99,8 @@ class Submit:
         self._located = located
         # The workers whose silence was logged.
         self._told_silent: set[str] = set()
-        self.kept_blocks = KeptBlocks(_is_available) if kept is None else kept
-        self.sent_blocks = SentBlocks(client) if sent is None else sent
+        self.kept_blocks: KeptBlocks = KeptBlocks(_is_available) if shared is None else shared.kept_blocks
+        self.sent_blocks: SentBlocks = SentBlocks(client) if shared is None else shared.sent_blocks
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -26,11 +26,6 @@ class Synchronous(LocalCaller):
         super().__init__()
         self._fetch = fetch
 
-    @property
-    def backend(self) -> Any:
-        """The caller itself: results are in this process."""
-        return self
-
     def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **_: Any) -> Handle:
         return watched(name, self.timed, name, function, handles, *args)
 

@@ -90,7 +90,7 @@ class DistributedIterator(Advised):
         self._lock = RLock()
         self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
         # The backend that fetches values that are looked at.
-        self._backend = caller.backend
+        self._backend: Any = self._internals.backend
         self._options = options
         self._devices = [named(replica.device) for replica in strategy.replicas if replica.worker is None]
         # Otherwise all replicas have parts of one batch, which fails as a whole.
