@@ -186,6 +186,10 @@ class Cuts:
             has_rows = ((batch < self.num_batches) & has_rows) | is_last
         return has_rows.reshape(-1, self.num_replicas)
 
+    def is_over(self, step: int) -> bool:
+        """Return whether no step has rows from this one on."""
+        return self.num_steps is not None and step >= self.num_steps
+
     def steps(self) -> Iterator[tuple[Index, Index]]:
         """Yield the first and the last steps of runs of steps in which some replica has rows, as two arrays."""
         first, of_last = self.num_batches * self.num_pieces, num_pieces_with_rows(self.num_rest, self.num_pieces)
