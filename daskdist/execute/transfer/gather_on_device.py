@@ -17,7 +17,6 @@ is written again, the writing stream waits for the work that their streams had w
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections import deque
@@ -56,8 +55,6 @@ _NUMBERS: Final = "biufc"
 
 # For each leaf the shape of a row and the dtype; None for a leaf that stays on the host.
 ColumnKinds = tuple[tuple[tuple[int, ...], Any] | None, ...]
-
-_making: Final = threading.RLock()
 
 
 class RowsOnDevice:
@@ -447,16 +444,15 @@ class CompactOnDevices:
         return compacted
 
 
+# Name of a device -> its gather function in this process.
+_device_gathers: Final[dict[str, DeviceGather]] = {}
+
+
 def device_gather_of(device: Device) -> DeviceGather:
     """Return the gather function of a device in this process."""
-    # The lock keeps two threads that ask first at the same time from creating two, each with blocks of its own.
-    with _making:
-        return _device_gather_of(name_of(device))
-
-
-@functools.lru_cache(maxsize=256)
-def _device_gather_of(name: str) -> DeviceGather:
-    return DeviceGather(named(name))
+    device_gather = _device_gathers.get(name := name_of(device))
+    # Of two threads that ask first at the same time, both get that of one: others would have blocks of their own.
+    return _device_gathers.setdefault(name, DeviceGather(named(name))) if device_gather is None else device_gather
 
 
 def device_gathers(devices: Sequence[Device | None], primitive: Primitive) -> list[DeviceGather | None]:

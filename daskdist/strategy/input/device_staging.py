@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import logging
 import threading
@@ -31,7 +30,6 @@ logger: Final = logging.getLogger("daskdist")
 _NUM_ALONE: Final = 32
 # Blocks of rows whose last copies stay on the device, in case they are used again.
 _MOST_ROWS: Final = 4
-_making: Final = threading.RLock()
 
 
 class StagedRows(NamedTuple):
@@ -186,16 +184,15 @@ class DeviceStaging:
         return self._queue.timer.stats()
 
 
+# Name of a device -> its staging in this process.
+_stagings: Final[dict[str, DeviceStaging]] = {}
+
+
 def staging_of(name: str) -> DeviceStaging:
     """Return the staging of a device of this process, by its name."""
-    # `lru_cache` alone may create two objects if two threads call it at the same time.
-    with _making:
-        return _arrivals_of(name)
-
-
-@functools.lru_cache(maxsize=256)
-def _arrivals_of(name: str) -> DeviceStaging:
-    return DeviceStaging(named(name))
+    staging = _stagings.get(name)
+    # Of two threads that ask first at the same time, both get that of one.
+    return _stagings.setdefault(name, DeviceStaging(named(name))) if staging is None else staging
 
 
 def copy_stats_on_worker(names: dict[str, list[str]], dask_worker: Any) -> CopyStats:
