@@ -232,7 +232,7 @@ class Caller(Protocol):
 class LocalCaller:
     """The base of callers without a cluster: they know no locations of data, and keep no blocks.
 
-    It measures how long calls take.
+    It measures how long calls take. Unless a subclass says otherwise, results are there at once, or never waited for.
     """
 
     num_ahead = 0
@@ -262,7 +262,22 @@ class LocalCaller:
     def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
+    def is_done(self, handle: Handle) -> bool:
+        return True
+
+    def wait_for_one(self, handles: Sequence[Handle]) -> None:
+        pass
+
     def raise_given_up(self) -> None:
+        pass
+
+    def result(self, handle: Handle) -> Any:
+        return handle
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        return list(map(self.result, handles))
+
+    def close(self) -> None:
         pass
 
 

@@ -42,7 +42,6 @@ class RecordCaller(LocalCaller):
     reports_freely = False
     # Splits are not divided, as a graph of whole splits is smaller.
     divides = False
-    reads_by_row = False
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -72,9 +71,6 @@ class RecordCaller(LocalCaller):
     def is_done(self, handle: Handle) -> bool:
         return False
 
-    def wait_for_one(self, handles: Sequence[Handle]) -> None:
-        pass
-
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         if not wait:
             return None
@@ -82,12 +78,6 @@ class RecordCaller(LocalCaller):
 
     def result(self, handle: Handle) -> Any:
         raise UnknownLengthError("a recorded call has no result yet")
-
-    def results(self, handles: Sequence[Handle]) -> list[Any]:
-        return [self.result(handle) for handle in handles]
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
