@@ -57,25 +57,14 @@ class DeferringCaller:
     ----------
     caller
         Makes the calls; all other attributes are its own.
-    refuses
-        Whether calls that are needed raise `RefusedError` instead.
     """
 
-    def __init__(self, caller: Caller, *, refuses: bool = False) -> None:
+    def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self.refuses = refuses
         self.is_deferring = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.caller, name)
-
-    def stream(self, take: Callable[[], Any], worker: str | None = None, *, name: str) -> Handle:
-        self._check()
-        return self.caller.stream(take, worker, name=name)
-
-    def _check(self) -> None:
-        if self.refuses:
-            raise RefusedError
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
@@ -102,7 +91,6 @@ class DeferringCaller:
         return self.caller.upstream(graph, key, worker)
 
     def is_done(self, handle: Handle) -> bool:
-        self._check()
         try:
             now = real(handle)
         except Exception:
@@ -111,7 +99,6 @@ class DeferringCaller:
         return self.caller.is_done(now)
 
     def wait_for_one(self, handles: Sequence[Handle]) -> None:
-        self._check()
         real_handles = []
         for handle in handles:
             try:
@@ -122,13 +109,19 @@ class DeferringCaller:
         self.caller.wait_for_one(real_handles)
 
     def report(self, handle: Handle, *, wait: bool) -> Any:
-        self._check()
         return self.caller.report(real(handle), wait=wait)
 
     def result(self, handle: Handle) -> Any:
-        self._check()
         return self.caller.result(real(handle))
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
-        self._check()
         return self.caller.results(list(map(real, handles)))
+
+
+class RefusingCaller(DeferringCaller):
+    """A caller that defers calls, and raises `RefusedError` where one is needed."""
+
+    def _refuse(self, *args: Any, **options: Any) -> Any:
+        raise RefusedError
+
+    stream = is_done = wait_for_one = report = result = results = _refuse

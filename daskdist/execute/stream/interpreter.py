@@ -33,7 +33,7 @@ from daskdist.core.primitive import (
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.skipping import advance
 from daskdist.errors import ArgumentError, UserFunctionError
-from daskdist.execute.resume.deferring import DeferringCaller, RefusedError
+from daskdist.execute.resume.deferring import DeferringCaller, RefusedError, RefusingCaller
 from daskdist.execute.resume.recorded_answers import AnswerLog, Answers, Path, PathKey, UsedAnswers
 from daskdist.execute.resume.skipping import SkippingCursor
 from daskdist.execute.stream.calls import Constant
@@ -171,7 +171,7 @@ class Interpreter(StreamRuntime):
         # Advance another stream with the same answers by arithmetic alone; return whether that is possible.
         if self._stream is None:
             return False
-        trial = Interpreter(DeferringCaller(self.caller, refuses=True))
+        trial = Interpreter(RefusingCaller(self.caller))
         trial.is_trial, trial.used = True, used
         try:
             trial.open_at(*self._stream, self.answers.again(), num_elements, is_trial=True)
