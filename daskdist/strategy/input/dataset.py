@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from daskdist.display.pages import distributed_page
 from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import shares_table, tree
 from daskdist.errors import ArgumentError, UnknownLengthError
-from daskdist.execute.stream.local_iterator import nodes_of, rows_of
+from daskdist.execute.stream.local_iterator import first_elements, nodes_of
 from daskdist.execute.transfer.gather_on_device import describe_row_order, is_on_devices
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
@@ -340,7 +339,7 @@ def _log_once(strategy: StrategyContract, node: Node, sharding: Decision) -> Non
 
 
 def _first_elements(node: Node, number: int) -> list[Any]:
-    return list(itertools.islice((element for rows in rows_of(plan(node)) for element in rows.elements()), number))
+    return first_elements(plan(node), number)
 
 
 def of_dataset(strategy: StrategyContract, dataset: Dataset, options: InputOptions) -> DistributedDataset:
