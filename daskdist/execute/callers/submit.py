@@ -177,8 +177,6 @@ class Submit:
 
     def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         self._check_open()
-        if read.kept_for is None:
-            return None
         if read.graph is not None:
             # The data is on the cluster already. If it is small, Dask copies it once to each worker that needs it,
             # which is cheaper than moving its rows in every pass.
@@ -191,18 +189,12 @@ class Submit:
 
         return self.kept_blocks.handle_of(read.kept_for, split.payload, send)
 
-    def place(self, data: Any, worker: str | None = None) -> Future:
-        """Send data to one worker, or to all: directly if they can be reached, otherwise through the scheduler."""
+    def place(self, data: Any, worker: str) -> Future:
+        """Send data to a worker: directly if it can be reached, otherwise through the scheduler."""
         self._check_open()
-        workers = [worker] if worker else None
         try:
             future = self.client.scatter(
-                data,
-                workers=workers,
-                broadcast=worker is None,
-                direct=self.live_workers.is_direct,
-                hash=False,
-                timeout=LOOK_EVERY_S,
+                data, workers=[worker], direct=self.live_workers.is_direct, hash=False, timeout=LOOK_EVERY_S
             )
         except (OSError, TimeoutError):
             self._check_workers()
