@@ -167,7 +167,7 @@ class BundleBuilder:
         # The number of elements in the bundles before the last one that was handed out, and in that one.
         self._num_passed, self._num_last = 0 if start is None else start[1], 0
         self._most_logs = _MOST_LOGS
-        interpreter.note_stream(primitive, epoch)
+        interpreter.stream_of_positions = primitive, epoch
         self.source: Cursor = (
             interpreter.open(primitive)(epoch) if start is None else interpreter.open_at(primitive, epoch, *start)
         )

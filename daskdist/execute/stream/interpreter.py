@@ -61,7 +61,7 @@ class Interpreter(StreamRuntime):
     # The stream that is being advanced to a position, if one is.
     _advance: _Advance | None = None
     # The stream in which positions are taken, and its pass.
-    _stream: tuple[Primitive, Epoch] | None = None
+    stream_of_positions: tuple[Primitive, Epoch] | None = None
 
     def open(self, primitive: Primitive, path: Path = (), *, is_paired: bool = False) -> Opener:
         """Return a function that opens a cursor over the primitive's elements for an epoch.
@@ -131,10 +131,6 @@ class Interpreter(StreamRuntime):
             answers.drop(*passes)
         return cursor  # type: ignore[no-any-return]
 
-    def note_stream(self, primitive: Primitive, epoch: Epoch) -> None:
-        """Note the stream in which positions are taken."""
-        self._stream = primitive, epoch
-
     def answers_at(self, num_elements: int) -> Answers:
         """Return the answers that a position in the stream needs.
 
@@ -169,12 +165,12 @@ class Interpreter(StreamRuntime):
 
     def _advance_trial(self, num_elements: int, used: UsedAnswers | None = None) -> bool:
         # Advance another stream with the same answers by arithmetic alone; return whether that is possible.
-        if self._stream is None:
+        if self.stream_of_positions is None:
             return False
         trial = Interpreter(RefusingCaller(self.caller))
         trial.is_trial, trial.used = True, used
         try:
-            trial.open_at(*self._stream, self.answers.again(), num_elements, is_trial=True)
+            trial.open_at(*self.stream_of_positions, self.answers.again(), num_elements, is_trial=True)
         except (RefusedError, ArgumentError):
             # Calls would be needed, or the stream has other splits by now.
             return False
