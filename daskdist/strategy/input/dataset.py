@@ -42,7 +42,7 @@ from daskdist.strategy.input.device_maps import SuppliedDataset
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pass_position import PassSource
-from daskdist.strategy.input.pipeline import Pipeline, known_shares_of, num_steps, pipelines_of, shares_of
+from daskdist.strategy.input.pipeline import Pipeline, num_steps, pipelines_of, shares_of
 from daskdist.strategy.input.progress_steps import ProgressSteps
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
@@ -254,7 +254,7 @@ class DistributedDataset:
         return distributed_page(
             type(self).__name__,
             [steps, counted(len(replicas), "replica")],
-            known_shares_of(feed.pipelines, replicas),
+            shares_of(feed.pipelines, replicas, reads_indexes=False),
             f"{feed.sharding_title} ({feed.sharding})",
             feed.pipelines[0].node,
             feed.spec,

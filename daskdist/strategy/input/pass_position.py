@@ -169,7 +169,8 @@ class PassSource:
         try:
             layout, sections = PassLayout.of_plain(content["layout"]), list(map(PassSection.of_plain, content["legs"]))
             positions = content["positions"]
-            section, done = section_of(layout, positions), frozenset(content.get("done", ()))
+            streams = [(position.epoch, position.seeds, position.num_elements) for position in positions]
+            section, done = PassSection(layout, tuple(streams)), frozenset(content.get("done", ()))
             return PassPosition(sections, section, positions, state["number"], content["is_over"], done)
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
@@ -279,14 +280,6 @@ def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
 
 def _drawn(node: Node) -> list[int]:
     return list(node.seeds or node.known.seeds) if isinstance(node, OnWorker) else drawn_seeds(node)
-
-
-def section_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> PassSection:
-    """Return the part of a pass with streams at some positions."""
-    return PassSection(
-        layout,
-        tuple([(position.epoch, position.seeds, position.num_elements) for position in positions]),
-    )
 
 
 def seeds_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:

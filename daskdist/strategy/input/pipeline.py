@@ -82,14 +82,9 @@ def pipelines_of(
     ]
 
 
-def shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica]) -> list[Share]:
-    """Return what each worker reads; reads the indexes of files that have not been read yet."""
-    return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=True)]
-
-
-def known_shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica]) -> list[Share]:
-    """Return what each worker reads, as far as it is known without reading anything."""
-    return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=False)]
+def shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica], *, reads_indexes: bool = True) -> list[Share]:
+    """Return what each worker reads, as far as it is known without the indexes of files unless these are read."""
+    return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=reads_indexes)]
 
 
 def _shares(pipeline: Pipeline, replicas: Sequence[Replica], *, reads_indexes: bool) -> Iterator[Share]:
