@@ -455,29 +455,24 @@ def device_gather_of(device: Device) -> DeviceGather:
     return _device_gathers.setdefault(name, DeviceGather(named(name))) if device_gather is None else device_gather
 
 
-def device_gathers(devices: Sequence[Device | None], primitive: Primitive) -> list[DeviceGather | None]:
-    """Return the gather functions of consumers, as `BundleBuilder` takes them; None for those on the host or elsewhere.
-
-    The list is empty if no consumer is on a device here, or if elements are computed after their order is known, which
-    is done on the host.
-    """
-    if not isinstance(primitive, Arrange):
-        return []
-    gathers = [None if device is None or device.is_host else device_gather_of(device) for device in devices]
-    return gathers if any(gather_function is not None for gather_function in gathers) else []
-
-
 def with_device_gathers(
     devices: Sequence[Device | None], primitive: Primitive, is_wanted: bool | None
 ) -> tuple[Primitive, list[DeviceGather | None]]:
     """Return a pipeline, whose blocks may then stay on devices, and the gather functions of its consumers.
 
     By default, rows are gathered on devices if they are known to be on devices when they are read.
+
+    Returns
+    -------
+    primitive, device_gathers
+        The functions are None for consumers on the host or elsewhere. There are none if no consumer is on a device
+        here, or if elements are computed after their order is known, which is done on the host.
     """
-    if not (is_on_devices(primitive) if is_wanted is None else is_wanted):
+    are_picked = isinstance(primitive, Arrange) and (is_on_devices(primitive) if is_wanted is None else is_wanted)
+    if not are_picked or all(device is None or device.is_host for device in devices):
         return primitive, []
-    gathers = device_gathers(devices, primitive)
-    return (_kept_on_devices(primitive) if gathers else primitive), gathers
+    gathers = [None if device is None or device.is_host else device_gather_of(device) for device in devices]
+    return _kept_on_devices(primitive), gathers
 
 
 def is_on_devices(primitive: Primitive) -> bool:
