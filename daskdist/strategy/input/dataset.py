@@ -378,10 +378,6 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
     def cardinality() -> int:
         return num_steps(pipelines, drops_uneven=bool(dataset_options.drop_uneven))
 
-    def named_shares(node: Node, num_workers: int, num_replicas: int) -> tuple[str, list[Node]]:
-        decision, shares = shared_out(node, num_workers, num_replicas)
-        return decision.policy.name, shares
-
     return ReplicaFeed(
         pipelines,
         spec,
@@ -392,5 +388,5 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
         sharding,
         sharding.policy.name if len(workers) > 1 else "none needed",
         (dataset.device_maps,) * len(pipelines),
-        PassSource(node, spec, pipelines, len(workers), sharding.policy.name, named_shares),
+        PassSource(node, spec, pipelines, len(workers), sharding.policy.name, shared_out),
     )
