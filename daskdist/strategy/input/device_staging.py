@@ -78,24 +78,20 @@ class _StagedCopies:
         # The previous copies have been used: free their memory first.
         self._parts, self._last = [], (-1, None)
         with self._queue.timer.stalled():
-            try:
-                new_part = self._begin_some(rows, place)
-            except NoRoomError:
-                # Free unused objects first.
-                gc.collect()
-                try:
-                    new_part = self._queue.begin(rows, place, 1)
-                except NoRoomError as error:
-                    raise error.as_user_error() from None
-        self._parts = [new_part]
-        return new_part
+            self._parts = [self._begin(rows, place)]
+        return self._parts[0]
 
-    def _begin_some(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
+    def _begin(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
+        # After the first failure, the queue tries a single element.
+        for _ in range(2):
+            with contextlib.suppress(NoRoomError):
+                return self._queue.begin(rows, place)
+        # Free unused objects first.
+        gc.collect()
         try:
             return self._queue.begin(rows, place)
-        except NoRoomError:
-            # There may be memory for a single element.
-            return self._queue.begin(rows, place, 1)
+        except NoRoomError as error:
+            raise error.as_user_error() from None
 
 
 class _CopyQueue:
@@ -110,8 +106,9 @@ class _CopyQueue:
         self._alive: set[UnitLifetime] = set()
         self.timer = CopyTimer()
 
-    def begin(self, rows: Rows, start: int, most: int = MOST_UNIT_STEPS) -> tuple[int, int, ReplicaPart]:
+    def begin(self, rows: Rows, start: int) -> tuple[int, int, ReplicaPart]:
         """Begin to copy elements from ``start`` on; raise `NoRoomError` without memory."""
+        most = MOST_UNIT_STEPS
         if self._num_alone:
             self._num_alone -= 1
             most = 1
