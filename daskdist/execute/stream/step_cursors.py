@@ -85,8 +85,6 @@ class JointCursor:
     ----------
     feeds
         The cursor of each pipeline.
-    num_lanes
-        The number of replicas that each pipeline feeds.
     drops_uneven
         Whether the pass ends before the first step in which some replica has no rows.
     fails_by_replica
@@ -94,13 +92,10 @@ class JointCursor:
         before it, itself, and those behind it.
     """
 
-    def __init__(
-        self, feeds: list[PipelineCursor], num_lanes: list[int], *, drops_uneven: bool, fails_by_replica: bool
-    ) -> None:
+    def __init__(self, feeds: list[PipelineCursor], *, drops_uneven: bool, fails_by_replica: bool) -> None:
         self.feeds = feeds
         self._fails_by_replica = fails_by_replica
         self._handed_out_at_end: HandedOut = []
-        self._num_lanes = num_lanes
         self._drops_uneven = drops_uneven
         # The numbers of rows that replicas have in the last step, as far as they are known; -1 for unknown ones beside
         # replicas without rows.
@@ -114,7 +109,7 @@ class JointCursor:
             is_over = True
             places: list[tuple[Lane, int]] = []
             num_rows: set[int] = set()
-            for number, (feed, num_lanes) in enumerate(zip(self.feeds, self._num_lanes, strict=False)):
+            for number, feed in enumerate(self.feeds):
                 try:
                     step = feed.next()
                 except Exception:
@@ -123,7 +118,7 @@ class JointCursor:
                         earlier.step_back()
                     raise
                 if step is None:
-                    places += [_NO_ROWS] * num_lanes
+                    places += [_NO_ROWS] * len(feed.builder.workers)
                 else:
                     is_over = False
                     places += step

@@ -156,8 +156,7 @@ class DistributedIterator(Advised):
             feeds.append(PipelineCursor(builder, self._caller, 0 if start is None else start[1]))
         # The numbers of rows of a step without known ones.
         self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
-        options_of_steps = {"drops_uneven": self._feed.drops_uneven, "fails_by_replica": fails_by_replica}
-        self._feeds = JointCursor(feeds, num_lanes, **options_of_steps)
+        self._feeds = JointCursor(feeds, drops_uneven=self._feed.drops_uneven, fails_by_replica=fails_by_replica)
         # The blocks of the last step's parts, and the tasks that compute them.
         self._refs: list[BlockRef | None] = [None] * sum(num_lanes)
         self._results = TaskResults((), ())
