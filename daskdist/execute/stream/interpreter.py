@@ -83,20 +83,12 @@ class Interpreter(StreamRuntime):
                 return cursor
             if self._advance.is_half_way and isinstance(cursor, KeepingElements):
                 # Call this before the cursor reaches its end, where it would keep elements of which it saw only some.
-                cursor.resume(is_trial=self._advance.is_trial)
+                cursor.resume(is_trial=self.is_trial)
             return SkippingCursor(cursor)
 
         return opener
 
-    def open_at(
-        self,
-        primitive: Primitive,
-        epoch: Epoch,
-        answers: Answers,
-        num_elements: int,
-        *,
-        is_trial: bool = False,
-    ) -> Cursor:
+    def open_at(self, primitive: Primitive, epoch: Epoch, answers: Answers, num_elements: int) -> Cursor:
         """Return a cursor over the rest of a stream; nothing before the position is read.
 
         Parameters
@@ -107,8 +99,6 @@ class Interpreter(StreamRuntime):
             The answers that it got until the position was taken.
         num_elements
             The number of elements before the position.
-        is_trial
-            Whether to do only the arithmetic: no call is made, and nothing outside of the stream changes.
 
         Raises
         ------
@@ -119,7 +109,7 @@ class Interpreter(StreamRuntime):
         caller = self.caller if isinstance(self.caller, DeferringCaller) else DeferringCaller(self.caller)
         self.caller = caller
         is_half_way = bool(num_elements or answers.logs)
-        advance_now = self._advance = _Advance(is_half_way, is_trial)
+        advance_now = self._advance = _Advance(is_half_way)
         before, self.waits = self.waits, True
         try:
             with caller.deferring():
@@ -170,7 +160,7 @@ class Interpreter(StreamRuntime):
         trial = Interpreter(RefusingCaller(self.caller))
         trial.is_trial, trial.used = True, used
         try:
-            trial.open_at(*self.stream_of_positions, self.answers.again(), num_elements, is_trial=True)
+            trial.open_at(*self.stream_of_positions, self.answers.again(), num_elements)
         except (RefusedError, ArgumentError):
             # Calls would be needed, or the stream has other splits by now.
             return False
@@ -213,7 +203,6 @@ class Interpreter(StreamRuntime):
 class _Advance:
     # The way in which a stream is advanced, and the repetitions that were passed, as in `Answers.drop`.
     is_half_way: bool
-    is_trial: bool
     finished_passes: list[tuple[Path, Epoch, int]] = field(default_factory=list)
 
 
