@@ -79,15 +79,6 @@ class AnswerLog:
         parts = (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.points)
         return sum(map(len, parts))
 
-    def cut(self, number: int) -> int | None:
-        """Return the recorded cut of a call, or None."""
-        return self.cuts[number] if number < len(self.cuts) else None
-
-    def note_cut(self, number: int, cut: int) -> None:
-        """Record the cut of a call, unless it is recorded."""
-        if number == len(self.cuts):
-            self.cuts.append(cut)
-
     def note_fact(self, fact: Any, num_elements: int) -> None:
         """Record the fact of a call if it is small."""
         is_small = _size_of(fact) <= _MOST_FACT_BYTES * num_elements + _SMALL_FACT_BYTES
