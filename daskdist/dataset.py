@@ -2808,7 +2808,7 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
     def _recorded(self) -> Recorded:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("an endless dataset has no finite graph; use take(n) first")
-        return record(self._current_primitive(), self._name, 0)
+        return record(self._current_primitive(), self._name)
 
 
 # The number of elements to compute for the spec if functions cannot be tried on synthetic ones.

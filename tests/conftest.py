@@ -386,10 +386,10 @@ def strict_and_late(strict: None) -> Iterator[None]:
     """Register devices whose streams are slow, and that have no columns of other tests."""
     from strict_device import StrictStream
 
-    gather_on_device._device_gather_of.cache_clear()
+    gather_on_device._device_gathers.clear()
     StrictStream.delay_s = 0.0003
     yield
-    gather_on_device._device_gather_of.cache_clear()
+    gather_on_device._device_gathers.clear()
 
 
 @pytest.fixture

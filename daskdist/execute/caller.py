@@ -128,11 +128,6 @@ class Caller(Protocol):
         """The memory limit of the worker with the least memory; None without a limit."""
         ...
 
-    @property
-    def backend(self) -> Any:
-        """The object that fetches results for the program; the caller itself by default."""
-        ...
-
     def call(
         self,
         function: Callable[..., Any],
@@ -237,7 +232,7 @@ class Caller(Protocol):
 class LocalCaller:
     """The base of callers without a cluster: they know no locations of data, and keep no blocks.
 
-    It measures how long calls take.
+    It measures how long calls take. Unless a subclass says otherwise, results are there at once, or never waited for.
     """
 
     num_ahead = 0
@@ -253,10 +248,6 @@ class LocalCaller:
     def __init__(self) -> None:
         self.busy = TaskTimes()
 
-    @property
-    def backend(self) -> Any:
-        return None
-
     def timed(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function(*args)`` and record the time that it takes."""
         begun_at = perf_counter()
@@ -271,7 +262,22 @@ class LocalCaller:
     def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
+    def is_done(self, handle: Handle) -> bool:
+        return True
+
+    def wait_for_one(self, handles: Sequence[Handle]) -> None:
+        pass
+
     def raise_given_up(self) -> None:
+        pass
+
+    def result(self, handle: Handle) -> Any:
+        return handle
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        return list(map(self.result, handles))
+
+    def close(self) -> None:
         pass
 
 

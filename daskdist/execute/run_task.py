@@ -23,7 +23,13 @@ _POOLS_OF_MEMORY: Final = 8
 
 
 def submit_task(
-    client: Client, key: str, depth: int, is_pinned: bool, pickled: bytes, inputs: list[Any], worker: str | None
+    client: Client,
+    key: str,
+    depth: int,
+    is_pinned: bool,
+    pickled: bytes,
+    handles: list[Future] | None,
+    worker: str | None,
 ) -> Future:
     """Submit a task.
 
@@ -35,17 +41,15 @@ def submit_task(
         The number of tasks of which each needs the one before it, up to this one.
     is_pinned
         Whether no other worker may run it.
-    pickled
-        The first argument of `call_sent`.
-    inputs
-        The futures that it needs, possibly in lists, and None for other arguments.
+    pickled, handles
+        The arguments of `call_sent`.
     worker
         The address of its worker; None for any.
     """
     return client.submit(
         call_sent,
         pickled,
-        *inputs,
+        handles,
         key=key,
         workers=[worker] if worker else None,
         allow_other_workers=bool(worker) and not is_pinned,
@@ -58,21 +62,22 @@ def submit_task(
 
 
 @raising_packed
-def call_sent(pickled: bytes, *results: Any) -> Any:
+def call_sent(pickled: bytes, results: list[Any] | None) -> Any:
     """Call a pickled function, and add its time to `task_times`.
 
     Parameters
     ----------
     pickled
-        The function, its arguments, the token of the caller, the name of the task, and settings, see `to_send`.
+        The function, its other arguments, the token of the caller, the name of the task, and settings, see `to_send`.
+        A `SentBlock` among the arguments stands for data that the program sends.
     results
-        One value per argument: the result of another task, or None if the argument is pickled. A pickled `SentBlock`
-        stands for data that the program sends.
+        The results of other tasks, which are the first argument; None if there is no such argument.
     """
     _prepare_worker()
     function, args, caller, name, settings = load_sent(pickled)
     args = [arg.fetch() if type(arg) is SentBlock else arg for arg in args]
-    args = [arg if result is None else result for arg, result in zip(args, results, strict=True)]
+    if results is not None:
+        args.insert(0, results)
     begun_at = time.perf_counter()
     try:
         return Watched(name, _call_in_task, settings)(dict(thread_state.__dict__), function, args)

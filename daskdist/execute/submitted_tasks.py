@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from distributed import Future
 
@@ -23,10 +23,10 @@ class SubmittedTask:
     Parameters
     ----------
     send
-        Submits it with its inputs and the address of its worker (None for any), and returns the future; None if it
-        cannot be submitted again, as the program no longer has the data.
+        Submits it with the futures of its inputs and the address of its worker (None for any), and returns the future;
+        None if it cannot be submitted again, as the program no longer has the data.
     inputs
-        The tasks whose results it needs, possibly in lists, and None for other arguments.
+        The tasks whose results it takes as a list; None if it takes none.
     depth
         The number of tasks of which each needs the one before it, up to this one.
     worker
@@ -37,8 +37,8 @@ class SubmittedTask:
         Whether that is as it reads a file on its worker's disk, which one in its place may lack.
     """
 
-    send: Callable[[list[Any], str | None], Future | None] | None = None
-    inputs: list[Any] = field(default_factory=list)
+    send: Callable[[list[Future] | None, str | None], Future | None] | None = None
+    inputs: list[SubmittedTask] | None = None
     depth: int = 0
     worker: str | None = None
     is_pinned: bool = False
@@ -61,16 +61,9 @@ class SubmittedTasks:
         """Add the future of a task; None if it cannot be submitted again."""
         self._tasks[future] = SubmittedTask() if task is None else task
 
-    def inputs_of(self, values: Any) -> list[Any]:
-        """Return arguments with tasks in place of their futures."""
-        return [
-            self._tasks.get(value) or SubmittedTask()
-            if isinstance(value, Future)
-            else self.inputs_of(value)
-            if isinstance(value, list)
-            else None
-            for value in values
-        ]
+    def task_of(self, future: Future) -> SubmittedTask:
+        """Return the task of a future; one that cannot be submitted again if the future was not added."""
+        return self._tasks.get(future) or SubmittedTask()
 
     def submit_again(self, successors: Mapping[str, str]) -> None:
         """Submit all tasks again whose futures are cancelled, as their scheduler is lost; the futures remain the same.
@@ -90,7 +83,7 @@ class SubmittedTasks:
             task = unvisited.pop()
             if task.number not in tasks:
                 tasks[task.number] = task
-                unvisited += tasks_in(task.inputs)
+                unvisited += task.inputs or ()
         keys: dict[int, list[Future]] = {}
         for future, task in futures:
             keys.setdefault(task.number, []).append(future)
@@ -99,31 +92,14 @@ class SubmittedTasks:
         for number in sorted(tasks):
             task = tasks[number]
             worker = None if task.worker is None else successors.get(task.worker)
-            is_lost = any(needed.number not in again for needed in tasks_in(task.inputs))
+            is_lost = any(needed.number not in again for needed in task.inputs or ())
             is_elsewhere = worker is None or (task.needs_disk and worker != task.worker)
             if task.send is None or is_lost or (task.is_pinned and is_elsewhere):
                 continue
-            submitted = task.send(_futures_for(task.inputs, again), worker)
+            inputs = None if task.inputs is None else [again[needed.number] for needed in task.inputs]
+            submitted = task.send(inputs, worker)
             if submitted is None:
                 continue
             again[number], task.worker = submitted, worker
             for future in keys.get(number, ()):
                 follow(future, again[number])
-
-
-def tasks_in(inputs: list[Any]) -> list[SubmittedTask]:
-    """Return the tasks in the inputs of a task."""
-    tasks: list[SubmittedTask] = []
-    for value in inputs:
-        if isinstance(value, list):
-            tasks += tasks_in(value)
-        elif value is not None:
-            tasks.append(value)
-    return tasks
-
-
-def _futures_for(inputs: list[Any], futures: dict[int, Future]) -> list[Any]:
-    return [
-        None if value is None else _futures_for(value, futures) if isinstance(value, list) else futures[value.number]
-        for value in inputs
-    ]

@@ -125,4 +125,4 @@ class MultiWorkerMirroredStrategy(Strategy):
             replacements = Replacements(group, connected, assign, takes_any=takes_any, is_elastic=is_elastic)
             backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy, replacements)
             backend.open(group, opened.pop_all())
-        super().__init__(group, backend, ClusterInput(submit, backend, group.token))
+        super().__init__(group, backend, ClusterInput(submit, group.token))

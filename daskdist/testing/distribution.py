@@ -21,7 +21,6 @@ from daskdist.execute.stream.local_iterator import iterate
 from daskdist.ops.split_batches import SplitBatches, piece_bounds
 from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy
-from daskdist.strategy.backend import Backend
 from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.dataset import DistributedDataset, input_pipelines_of
@@ -57,7 +56,7 @@ class SimulatedWorkers(Strategy):
         replicas = [Replica(f"worker-{w}", f"CPU:{k}") for w, number in enumerate(num_replicas) for k in range(number)]
         group = ReplicaGroup(new_token(), tuple(replicas))
         backend = _SimulatedBackend(weakref.ref(self), group.replicas, VariableStore(group.token))
-        super().__init__(group, backend, _SimulatedInput(backend))
+        super().__init__(group, backend, _SimulatedInput())
 
 
 class _SimulatedBackend(LocalBackend):
@@ -82,22 +81,8 @@ class _SimulatedBackend(LocalBackend):
 
 
 class _SimulatedInput(LocalInput):
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
     def reader(self, dataset: Dataset) -> Caller:
-        return _SimulatedReader(self._backend)
-
-
-class _SimulatedReader(Synchronous):
-    # A caller that has a backend, as those of clusters have.
-    def __init__(self, backend: Backend) -> None:
-        super().__init__()
-        self._backend = backend
-
-    @property
-    def backend(self) -> Backend:
-        return self._backend
+        return Synchronous()
 
 
 def afresh(dataset: Dataset) -> Dataset:

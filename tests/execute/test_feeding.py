@@ -237,7 +237,7 @@ def test_leaves_are_packed_and_copied_together():
     assert [piece.num_bytes for piece in step_layout.packed] == [4 * 64, 6, 6, 6, 6]
     assert all(piece.offset % 256 == 0 for piece in step_layout.packed)
     assert [step[0].offset for step in step_layout.steps] == [0, 64, 128, 192]
-    memory = np.zeros(step_layout.packed_bytes, np.uint8)
+    memory = np.zeros(step_layout.num_bytes, np.uint8)
     (span,) = step_layout.spans()
     span.pack(memory)
     for step, placed in zip(steps, step_layout.steps, strict=True):
@@ -300,7 +300,7 @@ def test_shuffled_rows_are_gathered_into_pinned_memory(monkeypatch):
 
     def noted(device, steps, **options):
         step_layout = layout_of(device, steps, **options)
-        seen.append((len(step_layout.direct), step_layout.packed_bytes))
+        seen.append((len(step_layout.direct), len(step_layout.packed)))
         return step_layout
 
     monkeypatch.setattr(prefetch, "layout_of", noted)
@@ -312,7 +312,7 @@ def test_shuffled_rows_are_gathered_into_pinned_memory(monkeypatch):
         here, here.distribute_dataset(afresh(dataset))
     )
     assert seen
-    assert all(num_direct and not packed_bytes for num_direct, packed_bytes in seen)
+    assert all(num_direct and not num_packed for num_direct, num_packed in seen)
 
 
 def test_large_arrays_of_any_layout_are_packed(late):
@@ -502,7 +502,7 @@ def read_unknown(strict, is_minded, num_steps=8, late_s=0.02):
 
 
 def test_memory_read_in_an_unknown_stream_is_kept_until_it_is_done():
-    copier._channel_of.cache_clear()
+    copier._channels.clear()
     try:
         # Check that the test can fail: without waiting for unknown streams, a kernel reads the values of a later step.
         assert any(actual[0] != 1000 * step for step, actual in enumerate(read_unknown(device("STRICT:0"), False)))
@@ -512,7 +512,7 @@ def test_memory_read_in_an_unknown_stream_is_kept_until_it_is_done():
         channel_of("STRICT:0").wait_for_unknown_consumers()
         assert not held.memory
     finally:
-        copier._channel_of.cache_clear()
+        copier._channels.clear()
 
 
 def test_a_copy_waits_when_too_much_memory_is_held():

@@ -477,7 +477,8 @@ def test_rows_of_parts_of_files_fail_by_themselves(on_cluster, files_of, kind):
 @pytest.mark.cluster
 def test_an_interrupt_while_steps_wait_for_memory_loses_no_rows(on_cluster, monkeypatch):
     it = iter(on_cluster.distribute_dataset(Dataset.range(40).batch(4)))
-    waits, num_interrupts = it._wait_while, 0
+    backend = internals_of(on_cluster).backend
+    waits, num_interrupts = backend.wait_while, 0
 
     def interrupted(condition):
         nonlocal num_interrupts
@@ -486,7 +487,7 @@ def test_an_interrupt_while_steps_wait_for_memory_loses_no_rows(on_cluster, monk
             raise KeyboardInterrupt
         waits(condition)
 
-    monkeypatch.setattr(it, "_wait_while", interrupted)
+    monkeypatch.setattr(backend, "wait_while", interrupted)
     actual = []
     while True:
         try:

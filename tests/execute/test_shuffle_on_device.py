@@ -43,7 +43,7 @@ from daskdist.execute.transfer.gather_on_device import (
     DeviceGather,
     describe_row_order,
     device_gather_of,
-    device_gathers,
+    with_device_gathers,
 )
 from daskdist.ops import global_shuffle, shuffle
 from daskdist.passes.plan import plan
@@ -59,7 +59,7 @@ def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = 
     """Return the leaves of each consumer, step by step; None for a step without rows."""
     primitive = plan(node_of(dataset))
     caller = caller or local_caller(node_of(dataset))
-    hooks = device_gathers(list(map(device, names)), primitive)
+    hooks = with_device_gathers(list(map(device, names)), primitive, True)[1]
     builder = BundleBuilder(Interpreter(caller), primitive, (epoch,), (None,) * len(names), device_gathers=hooks)
     actual = []
     for bundle in builder:
@@ -211,8 +211,8 @@ def test_rows_of_different_lengths_stay_on_the_host() -> None:
 
 def test_results_computed_at_the_end_stay_on_the_host() -> None:
     dataset = Dataset.range(100).shuffle(10, seed=1).batch(8).map(lambda x: x + 1)
-    assert device_gathers([StrictDevice(0)], plan(node_of(dataset))) == []
-    assert device_gathers([device("CPU:0")], plan(node_of(dataset).source)) == []  # type: ignore[attr-defined]
+    assert with_device_gathers([StrictDevice(0)], plan(node_of(dataset)), True)[1] == []
+    assert with_device_gathers([device("CPU:0")], plan(node_of(dataset).source), True)[1] == []  # type: ignore[attr-defined]
 
 
 class Counting(Synchronous):
@@ -260,7 +260,7 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
     parts = [Dataset.from_tensor_slices(rows[start : start + 200]) for start in range(0, 20_000, 200)]
     dataset = functools.reduce(Dataset.concatenate, parts).shuffle(600, seed=1).batch(50)
     primitive = plan(node_of(dataset))
-    hooks = device_gathers([StrictDevice(0)], primitive)
+    hooks = with_device_gathers([StrictDevice(0)], primitive, True)[1]
     builder = BundleBuilder(Interpreter(Counting()), primitive, (0,), device_gathers=hooks)
     for _ in builder:
         most = max(most, TAKEN[0] - before)

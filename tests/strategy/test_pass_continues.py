@@ -595,17 +595,18 @@ def test_a_pass_over_datasets_of_a_function_ends_with_an_error_that_names_the_lo
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_step_that_was_taken_is_not_left_out_if_its_function_cannot_be_called(strategy, monkeypatch, is_lost):
     steps = iter(strategy.distribute_dataset(Dataset.range(240).batch(24).map(lambda x: x + 1, device=True)))
-    call_maps, rows = steps._call_maps, []
+    run, rows = strategy.run, []
 
-    def fail_after_a_step(value):
+    def fail_after_a_step(fn, args):
         if not rows:
-            return call_maps(value)
+            return run(fn, args)
         if is_lost:
+            monkeypatch.setattr(strategy, "run", run)
             kill(strategy, 0)
             eventually(lambda: internals_of(strategy).backend.live_workers.has_lost)
         raise errors.ClusterError("it cannot be called")
 
-    monkeypatch.setattr(steps, "_call_maps", fail_after_a_step)
+    monkeypatch.setattr(strategy, "run", fail_after_a_step)
     rows += strategy.local_results(next(steps))
     if is_lost:
         rows += [part for step in steps for part in strategy.local_results(step)]

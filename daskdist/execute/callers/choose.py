@@ -28,9 +28,6 @@ class NeverRun(LocalCaller):
 
     call = source = upstream = stream = is_done = wait_for_one = report = result = results = _refuse
 
-    def close(self) -> None:
-        pass
-
 
 _chosen: ContextVar[Callable[[], Caller] | None] = ContextVar("daskdist caller", default=None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dask import threaded
@@ -21,9 +22,9 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report
 from daskdist.execute.callers.compute_key import FutureResult, is_future
-from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.local_iterator import rows_of
 from daskdist.watched_calls import Watched
 
 
@@ -42,7 +43,6 @@ class RecordCaller(LocalCaller):
     reports_freely = False
     # Splits are not divided, as a graph of whole splits is smaller.
     divides = False
-    reads_by_row = False
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -72,9 +72,6 @@ class RecordCaller(LocalCaller):
     def is_done(self, handle: Handle) -> bool:
         return False
 
-    def wait_for_one(self, handles: Sequence[Handle]) -> None:
-        pass
-
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         if not wait:
             return None
@@ -82,12 +79,6 @@ class RecordCaller(LocalCaller):
 
     def result(self, handle: Handle) -> Any:
         raise UnknownLengthError("a recorded call has no result yet")
-
-    def results(self, handles: Sequence[Handle]) -> list[Any]:
-        return [self.result(handle) for handle in handles]
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -119,8 +110,8 @@ class Recorded:
         return Recorded(graph, [(name, number) for number in range(num_elements)], is_split=True)
 
 
-def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
-    """Return the graph of a pipeline.
+def record(primitive: Primitive, name: str) -> Recorded:
+    """Return the graph of the first pass over a pipeline.
 
     If row counts are known, each element has a key ``(name, i)``. Otherwise there is one task per split, which reads
     it and applies the operations fused with reading, and a final task whose value is the list of all elements.
@@ -128,22 +119,20 @@ def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
     token = name.rpartition("-")[2]
     caller = RecordCaller(token)
     try:
-        keys = list(_record_elements(primitive, name, iteration, caller))
+        keys = list(_record_elements(primitive, name, caller))
     except UnknownLengthError:
         caller = RecordCaller(token)
         sources: list[TaskRef] = []
-        rest = _with_blocks_read(primitive, caller, sources)
+        rest = _with_reads(primitive, partial(_of_blocks_read, caller, sources))
         key = (name, 0)
-        caller.graph[key] = Task(key, Watched(name, _arrange_all), List(*sources), rest, iteration)
+        caller.graph[key] = Task(key, Watched(name, _arrange_all), List(*sources), rest)
         return Recorded(caller.graph, [key], is_split=False)
     return Recorded(caller.graph, keys, is_split=True)
 
 
-def _record_elements(
-    primitive: Primitive, name: str, iteration: int, caller: RecordCaller
-) -> Iterator[tuple[str, int]]:
+def _record_elements(primitive: Primitive, name: str, caller: RecordCaller) -> Iterator[tuple[str, int]]:
     number = 0
-    for bundle in BundleBuilder(Interpreter(caller), primitive, (iteration,)):
+    for bundle in BundleBuilder(Interpreter(caller), primitive, (0,)):
         (lane,) = bundle.lanes
         for place in lane.places:
             key = (name, number)
@@ -157,27 +146,28 @@ def _element(rows: Rows, place: int) -> Any:
     return rows.structure.pack(rows.item(place))
 
 
-def _with_blocks_read(primitive: Primitive, caller: RecordCaller, sources: list[TaskRef]) -> Primitive:
-    # Return the stream with its reads replaced by reads of blocks that tasks have read; _arrange_all supplies those.
+def _with_reads(primitive: Primitive, change: Callable[[Read], Read]) -> Primitive:
+    # Return the stream with its reads changed.
     if isinstance(primitive, Arrange):
-        inputs = tuple(_with_blocks_read(source, caller, sources) for source in primitive.inputs)
-        return replace(primitive, inputs=inputs)
+        return replace(primitive, inputs=tuple(_with_reads(source, change) for source in primitive.inputs))
     if isinstance(primitive, (Compute, Chain, Fact)):
-        return replace(primitive, source=_with_blocks_read(primitive.source, caller, sources))
-    if isinstance(primitive, Stream) or primitive.splits_of is not None:
-        # The final task reads it: its splits are produced while it runs, or differ in each pass.
-        return primitive
-    splits = primitive.splits()
-    if isinstance(splits, EndlessSplits):
-        return primitive
-    first, function = len(sources), TryEachRead(primitive.function)
+        return replace(primitive, source=_with_reads(primitive.source, change))
+    return primitive if isinstance(primitive, Stream) else change(primitive)
+
+
+def _of_blocks_read(caller: RecordCaller, sources: list[TaskRef], read: Read) -> Read:
+    # Return a read of blocks that tasks have read; `_arrange_all` supplies those.
+    if read.splits_of is not None or isinstance(splits := read.splits(), EndlessSplits):
+        # The final task reads it: its splits differ in each pass, or have no end.
+        return read
+    first, function = len(sources), TryEachRead(read.function)
     for split in splits:
-        if primitive.graph is None:
-            sources.append(caller.source(function, split, name=primitive.name))
+        if read.graph is None:
+            sources.append(caller.source(function, split, name=read.name))
         else:
-            value = caller.upstream(primitive.graph, split.payload)
-            sources.append(caller.write_task(primitive.name, function, split, value))
-    return Read(ReadBlocks(range(first, len(sources))), operator.attrgetter("payload"), primitive.name)
+            value = caller.upstream(read.graph, split.payload)
+            sources.append(caller.write_task(read.name, function, split, value))
+    return Read(ReadBlocks(range(first, len(sources))), operator.attrgetter("payload"), read.name)
 
 
 @dataclass(frozen=True)
@@ -202,23 +192,12 @@ class ReadBlocks:
 
 
 @raising_packed
-def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> list[Any]:
-    def with_blocks(part: Primitive) -> Primitive:
-        if isinstance(part, Arrange):
-            return replace(part, inputs=tuple(map(with_blocks, part.inputs)))
-        if isinstance(part, (Compute, Chain, Fact)):
-            return replace(part, source=with_blocks(part.source))
-        if isinstance(part, Stream) or not isinstance(part.splits, ReadBlocks):
-            return part
-        return replace(part, splits=replace(part.splits, blocks=tuple(blocks)))
+def _arrange_all(blocks: list[Rows], primitive: Primitive) -> list[Any]:
+    def with_blocks(read: Read) -> Read:
+        splits = read.splits
+        return replace(read, splits=replace(splits, blocks=tuple(blocks))) if isinstance(splits, ReadBlocks) else read
 
-    caller = Synchronous()
-    elements: list[Any] = []
-    for bundle in BundleBuilder(Interpreter(caller), with_blocks(primitive), (iteration,)):
-        (lane,) = bundle.lanes
-        rows: Rows = caller.result(lane.ref.handle)  # type: ignore[union-attr]
-        elements += rows.elements(lane.places[0], lane.places[-1] + 1)
-    return elements
+    return [element for rows in rows_of(_with_reads(primitive, with_blocks)) for element in rows.elements()]
 
 
 @dataclass(frozen=True, eq=False)

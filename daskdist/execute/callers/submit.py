@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -41,7 +40,7 @@ from daskdist.execute.callers.sent_blocks import SentBlocks
 from daskdist.execute.messages.pickling import dumps_on_host
 from daskdist.execute.paused_workers import ended_for_memory, error_of_task
 from daskdist.execute.run_task import submit_task
-from daskdist.execute.submitted_tasks import SubmittedTask, SubmittedTasks, tasks_in
+from daskdist.execute.submitted_tasks import SubmittedTask, SubmittedTasks
 from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
@@ -50,14 +49,6 @@ logger: Final = logging.getLogger("daskdist")
 LOOK_EVERY_S = 2
 # Data of at most this size is sent inside its task.
 _IN_TASK_BYTES: Final = 2**20
-
-
-def _futures_of(values: Any) -> Iterator[Future]:
-    for value in values:
-        if isinstance(value, Future):
-            yield value
-        elif isinstance(value, list):
-            yield from _futures_of(value)
 
 
 class Submit:
@@ -73,19 +64,12 @@ class Submit:
         The connection to the cluster.
     workers
         The addresses of the workers that take part, or the `LiveWorkers` that several callers share.
-    futures
-        The futures that callers share, to which it adds its own.
+    shared
+        A caller whose ``home`` this one shares: they can use each other's handles, and add to the same futures, blocks
+        kept for later passes and data sent for tasks; None for new ones.
     located
         Returns the addresses of the workers that have a file, by its path, on their local disk. One of them reads it;
         no other worker can.
-    home
-        An identifier shared by callers that can use each other's handles; a new one if None.
-    backend
-        The object that fetches results, if a strategy has a faster way than tasks; the caller itself if None.
-    kept
-        The blocks kept for later passes, shared by callers with the same ``home``; new ones if None.
-    sent
-        The data that was sent to workers for tasks, shared by these callers too; none yet if None.
     """
 
     bundle_chunks = 1024
@@ -98,20 +82,15 @@ class Submit:
         self,
         client: Client,
         workers: Sequence[str] | LiveWorkers,
-        futures: SubmittedTasks | None = None,
+        shared: Submit | None = None,
         located: Callable[[str], Sequence[str]] | None = None,
-        home: Hashable | None = None,
-        backend: Any = None,
-        kept: KeptBlocks | None = None,
-        sent: SentBlocks | None = None,
     ) -> None:
         self.client = client
-        self.backend = self if backend is None else backend
-        self.home: Hashable | None = home or ("cluster", uuid.uuid4().hex)
+        self.home: Hashable | None = ("cluster", uuid.uuid4().hex) if shared is None else shared.home
         self.live_workers = workers if isinstance(workers, LiveWorkers) else LiveWorkers(workers)
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
-        self.futures = SubmittedTasks() if futures is None else futures
+        self.futures: SubmittedTasks = SubmittedTasks() if shared is None else shared.futures
         # Unlike a generator, `itertools.count` can be advanced by several threads at once.
         self._numbers = itertools.count()
         # Part of the keys of its tasks.
@@ -120,8 +99,8 @@ class Submit:
         self._located = located
         # The workers whose silence was logged.
         self._told_silent: set[str] = set()
-        self.kept_blocks = KeptBlocks(_is_available) if kept is None else kept
-        self.sent_blocks = SentBlocks(client) if sent is None else sent
+        self.kept_blocks: KeptBlocks = KeptBlocks(_is_available) if shared is None else shared.kept_blocks
+        self.sent_blocks: SentBlocks = SentBlocks(client) if shared is None else shared.sent_blocks
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -162,7 +141,7 @@ class Submit:
             return self._send(name, worker, function, replace(args[0], payload=block), block.nbytes)
         splits = [arg for arg in args if isinstance(arg, Split)]
         is_local = worker is not None and any(worker in self._locations_of(split) for split in splits)
-        return self._submit(name, worker, function, *args, is_pinned=is_local, needs_disk=is_local)
+        return self._submit(name, worker, function, None, *args, is_pinned=is_local, needs_disk=is_local)
 
     def _placed_on_one(self, data: Any, worker: str | None) -> tuple[Future, str]:
         # On a worker, or on another if it was lost a moment ago.
@@ -180,7 +159,7 @@ class Submit:
     def _send(self, name: str, worker: str | None, function: Callable[..., Any], data: Any, num_bytes: int) -> Future:
         arrival, worker = self._placed_on_one(data, worker)
         sent = self.sent_blocks.reference(arrival, is_direct=self.live_workers.is_direct)
-        future = self._submit(name, worker, function, sent)
+        future = self._submit(name, worker, function, None, sent)
         self.sent_blocks.keep(data, num_bytes, arrival, future)
         return future
 
@@ -198,8 +177,6 @@ class Submit:
 
     def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         self._check_open()
-        if read.kept_for is None:
-            return None
         if read.graph is not None:
             # The data is on the cluster already. If it is small, Dask copies it once to each worker that needs it,
             # which is cheaper than moving its rows in every pass.
@@ -208,22 +185,16 @@ class Submit:
 
         def send(block: Block) -> Future:
             # A task is computed again if its worker is lost, and Dask copies its result once to each worker.
-            return self._submit(read.name, worker, payload_itself, replace(split, payload=block))
+            return self._submit(read.name, worker, payload_itself, None, replace(split, payload=block))
 
         return self.kept_blocks.handle_of(read.kept_for, split.payload, send)
 
-    def place(self, data: Any, worker: str | None = None) -> Future:
-        """Send data to one worker, or to all: directly if they can be reached, otherwise through the scheduler."""
+    def place(self, data: Any, worker: str) -> Future:
+        """Send data to a worker: directly if it can be reached, otherwise through the scheduler."""
         self._check_open()
-        workers = [worker] if worker else None
         try:
             future = self.client.scatter(
-                data,
-                workers=workers,
-                broadcast=worker is None,
-                direct=self.live_workers.is_direct,
-                hash=False,
-                timeout=LOOK_EVERY_S,
+                data, workers=[worker], direct=self.live_workers.is_direct, hash=False, timeout=LOOK_EVERY_S
             )
         except (OSError, TimeoutError):
             self._check_workers()
@@ -240,17 +211,17 @@ class Submit:
             return value
         client = self.client
 
-        def send(_: list[Any], __: str | None) -> Future:
+        def send(_: list[Future] | None, __: str | None) -> Future:
             return client.get(cull(graph(), [key])[0], key, sync=False)
 
-        future = send([], None)
+        future = send(None, None)
         self.futures.add(future, SubmittedTask(send))
         return future
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         rows = take()
         if rows.nbytes <= _IN_TASK_BYTES:
-            return self._submit(name, worker, same, rows)
+            return self._submit(name, worker, same, None, rows)
         return self._send(name, worker, same, rows, rows.nbytes)
 
     def is_done(self, handle: Future) -> bool:
@@ -264,21 +235,20 @@ class Submit:
         name: str,
         worker: str | None,
         function: Callable[..., Any],
+        handles: list[Future] | None,
         *args: Any,
         is_pinned: bool = False,
         needs_disk: bool = False,
         again: CallAgain | None = None,
     ) -> Future:
+        # The results of the handles are the first argument; there is no such argument if they are None.
         self._check_open()
-        futures = [list(_futures_of([arg])) for arg in args]
-        rest = [None if inside else arg for arg, inside in zip(args, futures, strict=True)]
-        inputs = [arg if inside else None for arg, inside in zip(args, futures, strict=True)]
-        tasks = self.futures.inputs_of(inputs)
-        depth = max((needed.depth + 1 for needed in tasks_in(tasks)), default=0)
+        tasks = None if handles is None else list(map(self.futures.task_of, handles))
+        depth = max((needed.depth + 1 for needed in tasks or ()), default=0)
         submit = partial(submit_task, self.client, self.key_of(name), depth, is_pinned)
         pickled = partial(_pickled, self.token, name)
-        send = partial(submit, pickled(function, rest))
-        future = send(inputs, worker)
+        send = partial(submit, pickled(function, args))
+        future = send(handles, worker)
         send_again = send if again is None else partial(_send_again, submit, pickled, again)
         self.futures.add(future, SubmittedTask(send_again, tasks, depth, worker, is_pinned, needs_disk))
         return future
@@ -291,7 +261,7 @@ class Submit:
         # The report is computed on the worker that has the block, so that the block itself is not sent.
         future = self._reports.get(handle.key)
         if future is None:
-            future = self._reports[handle.key] = self._submit("report", None, report_of, handle)
+            future = self._reports[handle.key] = self._submit("report", None, _report_of_one, [handle])
         if not (wait or future.done()):
             return None
         del self._reports[handle.key]
@@ -359,15 +329,22 @@ class Submit:
         enough = any if is_one_enough else all
         if enough(handle.status in ("finished", "error") for handle in handles):
             return
-        with self.waiting(handles, "FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED") as are_over:
-            try:
-                for within_s in self._wait_intervals(handles):
-                    if are_over(within_s):
-                        break
-                    self.live_workers.paused_workers.check(self.client, self._check_workers())
-            except FuturesCancelledError as error:
-                self._check_workers()
-                raise self.live_workers.lost_error(error.error_groups[0].errors[0].key) from error
+        # `distributed.wait` is not used: to pass it the client, `Client.as_current` sets Dask's scheduler for the whole
+        # process, and permanently if two threads wait. Its timeout is not used either: each time it expires, the frames
+        # of the error keep the futures alive until the garbage collector runs.
+        waiting = _wait(list(handles), return_when="FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED")
+        task = asyncio.run_coroutine_threadsafe(waiting, self.client.loop.asyncio_loop)
+        try:
+            for within_s in self._wait_intervals(handles):
+                if futures_wait([task], timeout=within_s).done:
+                    task.result()
+                    break
+                self.live_workers.paused_workers.check(self.client, self._check_workers())
+        except FuturesCancelledError as error:
+            self._check_workers()
+            raise self.live_workers.lost_error(error.error_groups[0].errors[0].key) from error
+        finally:
+            task.cancel()
 
     def _wait_intervals(self, handles: Sequence[Future]) -> Iterator[float]:
         def name() -> str:
@@ -392,32 +369,6 @@ class Submit:
     def _result_of(self, handle: Future) -> Any:
         # Dask cancels what `Future.result` waits for when it is interrupted.
         return self._fetched([handle])[0]
-
-    @contextlib.contextmanager
-    def waiting(
-        self, handles: Sequence[Future], return_when: str = "ALL_COMPLETED"
-    ) -> Iterator[Callable[[float], bool]]:
-        """Provide a function that waits some seconds for calls and returns whether they are over.
-
-        The function raises Dask's error if data that one of the calls needs is no longer there.
-        """
-        # `distributed.wait` is not used: to pass it the client, `Client.as_current` sets Dask's scheduler for the whole
-        # process, and permanently if two threads wait. Its timeout is not used either: each time it expires, the frames
-        # of the error keep the futures alive until the garbage collector runs.
-        task = asyncio.run_coroutine_threadsafe(
-            _wait(list(handles), return_when=return_when), self.client.loop.asyncio_loop
-        )
-
-        def are_over(within_s: float) -> bool:
-            if not futures_wait([task], timeout=within_s).done:
-                return False
-            task.result()
-            return True
-
-        try:
-            yield are_over
-        finally:
-            task.cancel()
 
     def check(self, handles: Sequence[Future]) -> None:
         """Check that all results will arrive: waiting for one that cannot would never end.
@@ -510,12 +461,15 @@ def _send_again(
     submit: Callable[..., Future],
     pickled: Callable[..., bytes],
     again: CallAgain,
-    inputs: list[Any],
+    handles: list[Future] | None,
     worker: str | None,
 ) -> Future | None:
-    # The first argument of the call is the list of its handles, which is among the inputs.
     call = again()
-    return None if call is None else submit(pickled(call[0], [None, *call[1:]]), inputs, worker)
+    return None if call is None else submit(pickled(call[0], call[1:]), handles, worker)
+
+
+def _report_of_one(blocks: Sequence[Rows]) -> Report:
+    return report_of(blocks[0])
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:

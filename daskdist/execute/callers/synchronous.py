@@ -26,11 +26,6 @@ class Synchronous(LocalCaller):
         super().__init__()
         self._fetch = fetch
 
-    @property
-    def backend(self) -> Any:
-        """The caller itself: results are in this process."""
-        return self
-
     def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, name: str, **_: Any) -> Handle:
         return watched(name, self.timed, name, function, handles, *args)
 
@@ -43,20 +38,5 @@ class Synchronous(LocalCaller):
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         return take()
 
-    def is_done(self, handle: Handle) -> bool:
-        return True
-
-    def wait_for_one(self, handles: Sequence[Handle]) -> None:
-        pass
-
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         return report_of(handle)
-
-    def result(self, handle: Handle) -> Any:
-        return handle
-
-    def results(self, handles: Sequence[Handle]) -> list[Any]:
-        return list(handles)
-
-    def close(self) -> None:
-        pass

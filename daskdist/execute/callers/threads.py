@@ -120,9 +120,6 @@ class Threads(LocalCaller):
             if futures.wait(handles, within_s, return_when).done:
                 return
 
-    def results(self, handles: Sequence[Future[Any]]) -> list[Any]:
-        return list(map(self.result, handles))
-
     def close(self) -> None:
         self._pool.close()
 

@@ -12,17 +12,17 @@ from daskdist.execute.caller import Caller, Handle
 class Deferred:
     """A handle of a deferred call: the handles that it needs, and a function that makes the call with real ones."""
 
-    __slots__ = ("__weakref__", "handle", "is_made", "make", "needs")
+    __slots__ = ("__weakref__", "handle", "make", "needs")
 
     def __init__(self, needs: Sequence[Handle], make: Callable[[list[Handle]], Handle]) -> None:
         self.needs = needs
+        # None once the call was made.
         self.make: Callable[[list[Handle]], Handle] | None = make
-        self.is_made = False
         self.handle: Handle = None
 
     def become(self, handle: Handle) -> None:
         """Stand for a call that was made."""
-        self.handle, self.is_made, self.needs, self.make = handle, True, (), None
+        self.handle, self.needs, self.make = handle, (), None
 
 
 def real(handle: Handle) -> Handle:
@@ -33,15 +33,16 @@ def real(handle: Handle) -> Handle:
     deferred, stack = handle, [handle]
     while stack:
         last = stack[-1]
-        missing = [need for need in last.needs if isinstance(need, Deferred) and not need.is_made]
-        if missing and not last.is_made:
+        missing = [need for need in last.needs if isinstance(need, Deferred) and need.make is not None]
+        if missing:
             stack += missing
             continue
         stack.pop()
-        if not last.is_made and last.make is not None:
+        if last.make is not None:
             needs = [need.handle if isinstance(need, Deferred) else need for need in last.needs]
             now = last.make(needs)
-            if not last.is_made:
+            # Making it may have made it stand for another call.
+            if last.make is not None:
                 last.become(now)
     return deferred.handle
 
@@ -57,25 +58,14 @@ class DeferringCaller:
     ----------
     caller
         Makes the calls; all other attributes are its own.
-    refuses
-        Whether calls that are needed raise `RefusedError` instead.
     """
 
-    def __init__(self, caller: Caller, *, refuses: bool = False) -> None:
+    def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self.refuses = refuses
         self.is_deferring = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.caller, name)
-
-    def stream(self, take: Callable[[], Any], worker: str | None = None, *, name: str) -> Handle:
-        self._check()
-        return self.caller.stream(take, worker, name=name)
-
-    def _check(self) -> None:
-        if self.refuses:
-            raise RefusedError
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
@@ -86,23 +76,19 @@ class DeferringCaller:
         finally:
             self.is_deferring = False
 
+    def _make(self, needs: Sequence[Handle], make: Callable[[list[Handle]], Handle]) -> Handle:
+        return Deferred(tuple(needs), make) if self.is_deferring else make(list(map(real, needs)))
+
     def call(self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, **options: Any) -> Handle:
-        if self.is_deferring:
-            return Deferred(tuple(handles), lambda needs: self.caller.call(function, needs, *args, **options))
-        return self.caller.call(function, list(map(real, handles)), *args, **options)
+        return self._make(handles, lambda needs: self.caller.call(function, needs, *args, **options))
 
     def source(self, function: Callable[..., Any], *args: Any, **options: Any) -> Handle:
-        if self.is_deferring:
-            return Deferred((), lambda needs: self.caller.source(function, *args, **options))
-        return self.caller.source(function, *args, **options)
+        return self._make((), lambda needs: self.caller.source(function, *args, **options))
 
     def upstream(self, graph: Callable[[], Any], key: Any, worker: str | None = None) -> Handle:
-        if self.is_deferring:
-            return Deferred((), lambda needs: self.caller.upstream(graph, key, worker))
-        return self.caller.upstream(graph, key, worker)
+        return self._make((), lambda needs: self.caller.upstream(graph, key, worker))
 
     def is_done(self, handle: Handle) -> bool:
-        self._check()
         try:
             now = real(handle)
         except Exception:
@@ -111,7 +97,6 @@ class DeferringCaller:
         return self.caller.is_done(now)
 
     def wait_for_one(self, handles: Sequence[Handle]) -> None:
-        self._check()
         real_handles = []
         for handle in handles:
             try:
@@ -122,13 +107,19 @@ class DeferringCaller:
         self.caller.wait_for_one(real_handles)
 
     def report(self, handle: Handle, *, wait: bool) -> Any:
-        self._check()
         return self.caller.report(real(handle), wait=wait)
 
     def result(self, handle: Handle) -> Any:
-        self._check()
         return self.caller.result(real(handle))
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
-        self._check()
         return self.caller.results(list(map(real, handles)))
+
+
+class RefusingCaller(DeferringCaller):
+    """A caller that defers calls, and raises `RefusedError` where one is needed."""
+
+    def _refuse(self, *args: Any, **options: Any) -> Any:
+        raise RefusedError
+
+    stream = is_done = wait_for_one = report = result = results = _refuse

@@ -63,7 +63,7 @@ def _value_of(handle: Any, caller: Caller) -> Any:
     if isinstance(handle, Known):
         return handle.value
     if isinstance(handle, Deferred):
-        if not handle.is_made:
+        if handle.make is not None:
             return None
         # The caller may differ from the one that deferred the call.
         handle = handle.handle

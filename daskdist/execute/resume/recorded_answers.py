@@ -7,9 +7,9 @@ A stream that is opened again with the same answers has the same elements withou
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -40,10 +40,11 @@ class PathKey(NamedTuple):
     number: int
 
 
+@dataclass(eq=False, slots=True)
 class AnswerLog:
     """The answers for one cursor, in the order in which it got them.
 
-    Attributes
+    Parameters
     ----------
     cuts
         For each call how much of the input it took, in a unit that the cursor defines. Of an arrangement, the numbers
@@ -61,43 +62,22 @@ class AnswerLog:
         Values that an arrangement recorded.
     points
         States of an arrangement, each with its place.
+    num_lengths
+        The number of recorded lengths.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "carried",
-        "cuts",
-        "facts",
-        "num_lengths",
-        "order",
-        "points",
-        "rows",
-        "values",
-    )
-
-    def __init__(self) -> None:
-        self.cuts: list[int] = []
-        self.rows: list[int] = []
-        self.order: list[int] = []
-        self.facts: list[Any] = []
-        self.carried: dict[int, Any] = {}
-        self.values: list[Any] = []
-        self.points: list[tuple[int, Any]] = []
-        # The number of recorded lengths.
-        self.num_lengths = 0
+    cuts: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    facts: list[Any] = field(default_factory=list)
+    carried: dict[int, Any] = field(default_factory=dict)
+    values: list[Any] = field(default_factory=list)
+    points: list[tuple[int, Any]] = field(default_factory=list)
+    num_lengths: int = 0
 
     def __len__(self) -> int:
         parts = (self.cuts, self.rows, self.order, self.facts, self.carried, self.values, self.points)
         return sum(map(len, parts))
-
-    def cut(self, number: int) -> int | None:
-        """Return the recorded cut of a call, or None."""
-        return self.cuts[number] if number < len(self.cuts) else None
-
-    def note_cut(self, number: int, cut: int) -> None:
-        """Record the cut of a call, unless it is recorded."""
-        if number == len(self.cuts):
-            self.cuts.append(cut)
 
     def note_fact(self, fact: Any, num_elements: int) -> None:
         """Record the fact of a call if it is small."""
@@ -129,16 +109,12 @@ class AnswerLog:
 
     def with_facts(self, calls: range) -> AnswerLog:
         """Return the log with the facts of some calls only, and nothing of calls after them."""
-        log = copy.copy(self)
-        log.cuts, log.rows = self.cuts[: calls.stop], self.rows[: calls.stop]
-        log.facts = [*([None] * calls.start), *self.facts[calls.start : calls.stop]]
-        return log
+        facts = [*([None] * calls.start), *self.facts[calls.start : calls.stop]]
+        return replace(self, cuts=self.cuts[: calls.stop], rows=self.rows[: calls.stop], facts=facts)
 
     def with_points(self, points: Sequence[tuple[int, Any]]) -> AnswerLog:
         """Return the log with these points only."""
-        log = copy.copy(self)
-        log.points = sorted(points, key=itemgetter(0))
-        return log
+        return replace(self, points=sorted(points, key=itemgetter(0)))
 
     def value(self, number: int, make: Callable[[], Any]) -> Any:
         """Return a recorded value; if it is not recorded, record what ``make`` returns."""
@@ -252,10 +228,9 @@ class Answers:
         answers = cls()
         for path, epoch, number, cuts, rows, order, facts, carried, values, points in entries:
             steps = tuple([step if isinstance(step, int) else PathKey(*step) for step in path])
-            log = answers.logs[steps, epoch, number] = AnswerLog()
-            log.cuts, log.rows, log.order, log.facts, log.values, log.points = cuts, rows, order, facts, values, points
-            log.num_lengths = sum(log.rows[1::2])
-            log.carried = {place: Known(tuple(value)) for place, value in carried}
+            known = {place: Known(tuple(value)) for place, value in carried}
+            log = AnswerLog(cuts, rows, order, facts, known, values, points, num_lengths=sum(rows[1::2]))
+            answers.logs[steps, epoch, number] = log
         return answers
 
 

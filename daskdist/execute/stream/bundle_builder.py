@@ -100,9 +100,11 @@ class BundleBuilder:
     primitive
         The primitive whose elements are streamed.
     epoch
-        The pass; None if it continues from a position, which is passed to `move_to` next.
+        The pass.
     workers
         For each consumer the worker that uses its elements; None for this process.
+    start
+        The answers of a position and its number of elements, after which the pass continues; None if it begins.
     asks_lengths
         Whether to request the number of rows of each element.
     num_steps_ahead
@@ -125,9 +127,10 @@ class BundleBuilder:
         self,
         interpreter: Interpreter,
         primitive: Primitive,
-        epoch: Epoch | None,
+        epoch: Epoch,
         workers: Sequence[str | None] = (None,),
         *,
+        start: tuple[Answers, int] | None = None,
         asks_lengths: bool = False,
         num_steps_ahead: int = 1,
         active: Collection[int] | None = None,
@@ -140,7 +143,6 @@ class BundleBuilder:
         self.asks_lengths = asks_lengths
         self.num_steps_ahead = num_steps_ahead
         self.workers = workers
-        self.source: Cursor | None = None if epoch is None else interpreter.open(primitive)(epoch)
         self.waiting = RunQueue()
         self.ready: deque[StepBundle] = deque()
         self.is_over = False
@@ -162,25 +164,13 @@ class BundleBuilder:
         self._num_available = 0
         # An error that ends the pass, raised when the elements before it were handed out.
         self.failure: Exception | None = None
-        self._primitive, self._epoch = primitive, epoch
-        if epoch is not None:
-            interpreter.note_stream(primitive, epoch)
         # The number of elements in the bundles before the last one that was handed out, and in that one.
-        self._num_passed = self._num_last = 0
+        self._num_passed, self._num_last = 0 if start is None else start[1], 0
         self._most_logs = _MOST_LOGS
-
-    def move_to(
-        self,
-        primitive: Primitive,
-        epoch: Epoch,
-        answers: Answers,
-        num_elements: int,
-    ) -> None:
-        """Continue from a position; the parameters are those of `Interpreter.open_at`."""
-        self._primitive, self._epoch = primitive, epoch
-        self._num_passed = num_elements
-        self.interpreter.note_stream(primitive, epoch)
-        self.source = self.interpreter.open_at(primitive, epoch, answers, num_elements)
+        interpreter.stream_of_positions = primitive, epoch
+        self.source: Cursor = (
+            interpreter.open(primitive)(epoch) if start is None else interpreter.open_at(primitive, epoch, *start)
+        )
 
     def __iter__(self) -> Iterator[StepBundle]:
         while True:
@@ -210,8 +200,7 @@ class BundleBuilder:
         raise Exhausted if failure is None else failure
 
     def _drop_old_answers(self) -> None:
-        if self._epoch is not None:
-            self.interpreter.drop_answers_before(self._primitive, self._epoch, self._num_passed)
+        self.interpreter.drop_answers_before(self._num_passed)
         self._most_logs = max(_MOST_LOGS, 2 * len(self.interpreter.answers.logs))
 
     def _build_ahead(self) -> None:
@@ -295,7 +284,7 @@ class BundleBuilder:
         if self.failure is not None:
             raise Exhausted
         try:
-            return self.source.pull()  # type: ignore[no-any-return, union-attr]
+            return self.source.pull()  # type: ignore[no-any-return]
         except (Exhausted, NotReady):
             raise
         except Exception as error:

@@ -159,10 +159,12 @@ class BlockCursor:
 
     def _next_cut(self) -> int | None:
         # Return how much the next call took if that is recorded; `_note_cut` is called next.
-        return self.log.cut(self.num_cut)
+        cuts = self.log.cuts
+        return cuts[self.num_cut] if self.num_cut < len(cuts) else None
 
     def _note_cut(self, cut: int) -> None:
-        self.log.note_cut(self.num_cut, cut)
+        if self.num_cut == len(self.log.cuts):
+            self.log.cuts.append(cut)
         self.num_cut += 1
 
     def _came_empty(self) -> None:

@@ -33,7 +33,7 @@ from daskdist.core.primitive import (
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.skipping import advance
 from daskdist.errors import ArgumentError, UserFunctionError
-from daskdist.execute.resume.deferring import DeferringCaller, RefusedError
+from daskdist.execute.resume.deferring import DeferringCaller, RefusedError, RefusingCaller
 from daskdist.execute.resume.recorded_answers import AnswerLog, Answers, Path, PathKey, UsedAnswers
 from daskdist.execute.resume.skipping import SkippingCursor
 from daskdist.execute.stream.calls import Constant
@@ -61,7 +61,7 @@ class Interpreter(StreamRuntime):
     # The stream that is being advanced to a position, if one is.
     _advance: _Advance | None = None
     # The stream in which positions are taken, and its pass.
-    _stream: tuple[Primitive, Epoch] | None = None
+    stream_of_positions: tuple[Primitive, Epoch] | None = None
 
     def open(self, primitive: Primitive, path: Path = (), *, is_paired: bool = False) -> Opener:
         """Return a function that opens a cursor over the primitive's elements for an epoch.
@@ -83,20 +83,12 @@ class Interpreter(StreamRuntime):
                 return cursor
             if self._advance.is_half_way and isinstance(cursor, KeepingElements):
                 # Call this before the cursor reaches its end, where it would keep elements of which it saw only some.
-                cursor.resume(is_trial=self._advance.is_trial)
+                cursor.resume(is_trial=self.is_trial)
             return SkippingCursor(cursor)
 
         return opener
 
-    def open_at(
-        self,
-        primitive: Primitive,
-        epoch: Epoch,
-        answers: Answers,
-        num_elements: int,
-        *,
-        is_trial: bool = False,
-    ) -> Cursor:
+    def open_at(self, primitive: Primitive, epoch: Epoch, answers: Answers, num_elements: int) -> Cursor:
         """Return a cursor over the rest of a stream; nothing before the position is read.
 
         Parameters
@@ -107,8 +99,6 @@ class Interpreter(StreamRuntime):
             The answers that it got until the position was taken.
         num_elements
             The number of elements before the position.
-        is_trial
-            Whether to do only the arithmetic: no call is made, and nothing outside of the stream changes.
 
         Raises
         ------
@@ -119,7 +109,7 @@ class Interpreter(StreamRuntime):
         caller = self.caller if isinstance(self.caller, DeferringCaller) else DeferringCaller(self.caller)
         self.caller = caller
         is_half_way = bool(num_elements or answers.logs)
-        advance_now = self._advance = _Advance(is_half_way, is_trial)
+        advance_now = self._advance = _Advance(is_half_way)
         before, self.waits = self.waits, True
         try:
             with caller.deferring():
@@ -130,10 +120,6 @@ class Interpreter(StreamRuntime):
         for passes in advance_now.finished_passes:
             answers.drop(*passes)
         return cursor  # type: ignore[no-any-return]
-
-    def note_stream(self, primitive: Primitive, epoch: Epoch) -> None:
-        """Note the stream in which positions are taken."""
-        self._stream = primitive, epoch
 
     def answers_at(self, num_elements: int) -> Answers:
         """Return the answers that a position in the stream needs.
@@ -148,10 +134,10 @@ class Interpreter(StreamRuntime):
         for cursor in list(self.worker_streams):
             cursor.note_position(num_elements)
         answers = self.answers
-        if self._stream is None or not any(log.facts for log in answers.logs.values()):
+        if not any(log.facts for log in answers.logs.values()):
             return answers
         used = UsedAnswers()
-        return answers.only(used) if self._advance_trial(answers, *self._stream, num_elements, used) else answers
+        return answers.only(used) if self._advance_trial(num_elements, used) else answers
 
     def failed_run(self, error: Exception, where: str, *, is_new: bool) -> FailedRun:
         """Return the signal for an element whose stream cannot be made, which did not fail before if ``is_new``."""
@@ -163,23 +149,18 @@ class Interpreter(StreamRuntime):
         if self._advance is not None:
             self._advance.finished_passes.append((path, epoch, num_passes))
 
-    def drop_answers_before(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
+    def drop_answers_before(self, num_elements: int) -> None:
         """Drop the answers that no position after some elements needs: those of repetitions that are over."""
-        self._advance_trial(self.answers, primitive, epoch, num_elements)
+        self._advance_trial(num_elements)
 
-    def _advance_trial(
-        self,
-        answers: Answers,
-        primitive: Primitive,
-        epoch: Epoch,
-        num_elements: int,
-        used: UsedAnswers | None = None,
-    ) -> bool:
+    def _advance_trial(self, num_elements: int, used: UsedAnswers | None = None) -> bool:
         # Advance another stream with the same answers by arithmetic alone; return whether that is possible.
-        trial = Interpreter(DeferringCaller(self.caller, refuses=True))
+        if self.stream_of_positions is None:
+            return False
+        trial = Interpreter(RefusingCaller(self.caller))
         trial.is_trial, trial.used = True, used
         try:
-            trial.open_at(primitive, epoch, answers.again(), num_elements, is_trial=True)
+            trial.open_at(*self.stream_of_positions, self.answers.again(), num_elements)
         except (RefusedError, ArgumentError):
             # Calls would be needed, or the stream has other splits by now.
             return False
@@ -222,7 +203,6 @@ class Interpreter(StreamRuntime):
 class _Advance:
     # The way in which a stream is advanced, and the repetitions that were passed, as in `Answers.drop`.
     is_half_way: bool
-    is_trial: bool
     finished_passes: list[tuple[Path, Epoch, int]] = field(default_factory=list)
 
 

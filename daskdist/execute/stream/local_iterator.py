@@ -124,15 +124,14 @@ class ElementIterator(Iterator[Any], Advised):
         self._interrupted_at: tuple[int, int] | dict[str, Any] | None = None
         self._lock = RLock()
 
-    def _open(self, caller: Caller, epoch: Epoch | None = None) -> BundleBuilder:
-        self._interpreter = Interpreter(caller, budget_bytes=self._budget_bytes)
-        self._builder: BundleBuilder | None = BundleBuilder(
-            self._interpreter, self._primitive, epoch, empty=pooled_empty
-        )
-        self._current = _Current()
+    def _open(self, caller: Caller, epoch: Epoch, start: tuple[Answers, int] | None = None) -> None:
+        interpreter = Interpreter(caller, budget_bytes=self._budget_bytes)
         # The caller is closed even if iteration never began.
-        Finalizer(self, self._interpreter.close)
-        return self._builder
+        Finalizer(self, interpreter.close)
+        self._builder: BundleBuilder | None = BundleBuilder(
+            interpreter, self._primitive, epoch, start=start, empty=pooled_empty
+        )
+        self._interpreter, self._current = interpreter, _Current()
 
     def __next__(self) -> Any:
         begun_at = perf_counter()
@@ -296,8 +295,7 @@ class ElementIterator(Iterator[Any], Advised):
             # Operations without a given seed drew their own, which the position replaces.
             self._identity = replace(self._identity, seeds=position.seeds)
             self._primitive = self._identity.planned(position.seeds)
-        builder = self._open(caller)
-        builder.move_to(self._primitive, position.epoch, position.answers, position.num_elements)
+        self._open(caller, position.epoch, (position.answers, position.num_elements))
         self._epoch, self._number, self._num_passed = position.epoch, state["number"], position.num_elements
         self._identity.note_pass(self._epoch)
 
@@ -490,10 +488,7 @@ def rows_by(
         The answers of a position and its number of elements, after which the pass continues.
     """
     try:
-        builder = BundleBuilder(interpreter, primitive, None if start else epoch)
-        if start is not None:
-            builder.move_to(primitive, epoch, *start)
-        caller = interpreter.caller
+        builder, caller = BundleBuilder(interpreter, primitive, epoch, start=start), interpreter.caller
         for bundle in builder:
             (lane,) = bundle.lanes
             places = [place for place in lane.places if place >= 0]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
 from daskdist.core.failing.composed import Composed, Stage, stages_of
@@ -64,9 +65,7 @@ class ReadCursor(BlockCursor):
         self._split: Split | None = None
         # All splits, if they are created when they are accessed and have the same number of rows.
         self._even_splits: LazySplits | None = None
-        # The workers that have the data of splits, and the number of splits assigned to each of them.
-        self._locations: SplitLocations | None = None
-        self._has_asked_locations = False
+        # The number of splits assigned to each of the workers that have the data of some.
         self._num_assigned: Counter[str] = Counter()
         # The handle of the data of the only split, if that is kept for all passes.
         self._kept: Handle | None = None
@@ -280,14 +279,17 @@ class ReadCursor(BlockCursor):
     def _worker(self, split: Split) -> str | None:
         # Return a worker that has the data, or else the next in turn. The choice does not affect the elements or their
         # order.
-        if not self._has_asked_locations:
-            self._locations, self._has_asked_locations = self.runtime.caller.split_locations(self.read), True
         holders = self._locations(split) if self._locations is not None else ()
         if not holders:
             return self.runtime.next_worker()
         worker = min(holders, key=self._num_assigned.__getitem__)
         self._num_assigned[worker] += 1
         return worker
+
+    @cached_property
+    def _locations(self) -> SplitLocations | None:
+        """The workers that have the data of splits."""
+        return self.runtime.caller.split_locations(self.read)
 
     def _current(self) -> Split:
         if self._splits is None:

@@ -111,7 +111,7 @@ class StreamRuntime:
         self.bundles = Windows("bundles", *halves)
         # The largest block or bundle of more than one element.
         self.most_bytes = halves[0] // 4
-        # True if no call is made, and the answers are those of another stream.
+        # True if only arithmetic is done, with answers of another stream: no call is made, and nothing else changes.
         self.is_trial = False
         # Whether elements come from generators that run here, which cannot go back.
         self.runs_generators = False

@@ -9,10 +9,9 @@ from typing import Final
 import numpy as np
 
 from daskdist.core.failing.failed_element import FAILED
-from daskdist.core.primitive import Exhausted, Primitive
+from daskdist.core.primitive import Exhausted
 from daskdist.errors import OutOfRangeError
 from daskdist.execute.caller import Caller
-from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 
 # For each pipeline, the number of elements that were handed out.
@@ -22,9 +21,17 @@ AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again 
 
 
 class PipelineCursor:
-    """The elements of one pipeline, a step at a time."""
+    """The elements of one pipeline, a step at a time.
 
-    def __init__(self, builder: BundleBuilder, caller: Caller) -> None:
+    Parameters
+    ----------
+    builder, caller
+        The builder of their bundles, and what makes its calls.
+    num_before
+        The number of elements before the position from which the pipeline continues.
+    """
+
+    def __init__(self, builder: BundleBuilder, caller: Caller, num_before: int = 0) -> None:
         self.builder = builder
         self.caller = caller
         self.lanes: list[Lane] = []
@@ -32,16 +39,11 @@ class PipelineCursor:
         self.num_rows: Sequence[Collection[int]] = ()
         self.position = self.length = 0
         # The number of elements in the bundles before the current one.
-        self._num_before = self._num_elements = 0
+        self._num_before, self._num_elements = num_before, 0
 
     def num_handed_out(self) -> int:
         """Return the number of elements that were handed out."""
         return self._num_before + min(self.position * len(self.lanes), self._num_elements)
-
-    def move_to(self, primitive: Primitive, position: StreamPosition) -> None:
-        """Continue from a position."""
-        self._num_before = position.num_elements
-        self.builder.move_to(primitive, position.epoch, position.answers, position.num_elements)
 
     def next(self) -> list[tuple[Lane, int]] | None:
         """Return each replica's lane and its place in the lane; None at the end."""
@@ -83,8 +85,6 @@ class JointCursor:
     ----------
     feeds
         The cursor of each pipeline.
-    num_lanes
-        The number of replicas that each pipeline feeds.
     drops_uneven
         Whether the pass ends before the first step in which some replica has no rows.
     fails_by_replica
@@ -92,13 +92,10 @@ class JointCursor:
         before it, itself, and those behind it.
     """
 
-    def __init__(
-        self, feeds: list[PipelineCursor], num_lanes: list[int], *, drops_uneven: bool, fails_by_replica: bool
-    ) -> None:
+    def __init__(self, feeds: list[PipelineCursor], *, drops_uneven: bool, fails_by_replica: bool) -> None:
         self.feeds = feeds
         self._fails_by_replica = fails_by_replica
         self._handed_out_at_end: HandedOut = []
-        self._num_lanes = num_lanes
         self._drops_uneven = drops_uneven
         # The numbers of rows that replicas have in the last step, as far as they are known; -1 for unknown ones beside
         # replicas without rows.
@@ -112,7 +109,7 @@ class JointCursor:
             is_over = True
             places: list[tuple[Lane, int]] = []
             num_rows: set[int] = set()
-            for number, (feed, num_lanes) in enumerate(zip(self.feeds, self._num_lanes, strict=False)):
+            for number, feed in enumerate(self.feeds):
                 try:
                     step = feed.next()
                 except Exception:
@@ -121,7 +118,7 @@ class JointCursor:
                         earlier.step_back()
                     raise
                 if step is None:
-                    places += [_NO_ROWS] * num_lanes
+                    places += [_NO_ROWS] * len(feed.builder.workers)
                 else:
                     is_over = False
                     places += step

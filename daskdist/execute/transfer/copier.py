@@ -34,7 +34,6 @@ _LEAST_PINNED_BYTES: Final = 2**16
 # Pinned memory to pack in, in spans: one is packed while others are copied from. It is kept, as its allocation takes as
 # long as 24 copies.
 _MOST_SLOTS: Final = 4
-_making: Final = RLock()
 
 
 def pinned_empty(device: Device) -> Empty:
@@ -215,16 +214,15 @@ class Channel:
             self.consumers = (first, *(other for other in remaining if other is not consumer))
 
 
+# Name of a device -> its channel in this process.
+_channels: Final[dict[str, Channel]] = {}
+
+
 def channel_of(name: str) -> Channel:
     """Return the channel of a device, by its name."""
-    # The lock keeps two threads that ask first at the same time from creating two channels.
-    with _making:
-        return _channel_of(name)
-
-
-@functools.lru_cache(maxsize=256)
-def _channel_of(name: str) -> Channel:
-    return Channel(named(name))
+    channel = _channels.get(name)
+    # Of two threads that ask first at the same time, both get the channel of one.
+    return _channels.setdefault(name, Channel(named(name))) if channel is None else channel
 
 
 class UnitLifetime:

@@ -17,7 +17,6 @@ is written again, the writing stream waits for the work that their streams had w
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections import deque
@@ -56,8 +55,6 @@ _NUMBERS: Final = "biufc"
 
 # For each leaf the shape of a row and the dtype; None for a leaf that stays on the host.
 ColumnKinds = tuple[tuple[tuple[int, ...], Any] | None, ...]
-
-_making: Final = threading.RLock()
 
 
 class RowsOnDevice:
@@ -447,28 +444,15 @@ class CompactOnDevices:
         return compacted
 
 
+# Name of a device -> its gather function in this process.
+_device_gathers: Final[dict[str, DeviceGather]] = {}
+
+
 def device_gather_of(device: Device) -> DeviceGather:
     """Return the gather function of a device in this process."""
-    # The lock keeps two threads that ask first at the same time from creating two, each with blocks of its own.
-    with _making:
-        return _device_gather_of(name_of(device))
-
-
-@functools.lru_cache(maxsize=256)
-def _device_gather_of(name: str) -> DeviceGather:
-    return DeviceGather(named(name))
-
-
-def device_gathers(devices: Sequence[Device | None], primitive: Primitive) -> list[DeviceGather | None]:
-    """Return the gather functions of consumers, as `BundleBuilder` takes them; None for those on the host or elsewhere.
-
-    The list is empty if no consumer is on a device here, or if elements are computed after their order is known, which
-    is done on the host.
-    """
-    if not isinstance(primitive, Arrange):
-        return []
-    gathers = [None if device is None or device.is_host else device_gather_of(device) for device in devices]
-    return gathers if any(gather_function is not None for gather_function in gathers) else []
+    device_gather = _device_gathers.get(name := name_of(device))
+    # Of two threads that ask first at the same time, both get that of one: others would have blocks of their own.
+    return _device_gathers.setdefault(name, DeviceGather(named(name))) if device_gather is None else device_gather
 
 
 def with_device_gathers(
@@ -477,11 +461,18 @@ def with_device_gathers(
     """Return a pipeline, whose blocks may then stay on devices, and the gather functions of its consumers.
 
     By default, rows are gathered on devices if they are known to be on devices when they are read.
+
+    Returns
+    -------
+    primitive, device_gathers
+        The functions are None for consumers on the host or elsewhere. There are none if no consumer is on a device
+        here, or if elements are computed after their order is known, which is done on the host.
     """
-    if not (is_on_devices(primitive) if is_wanted is None else is_wanted):
+    are_picked = isinstance(primitive, Arrange) and (is_on_devices(primitive) if is_wanted is None else is_wanted)
+    if not are_picked or all(device is None or device.is_host for device in devices):
         return primitive, []
-    gathers = device_gathers(devices, primitive)
-    return (_kept_on_devices(primitive) if gathers else primitive), gathers
+    gathers = [None if device is None or device.is_host else device_gather_of(device) for device in devices]
+    return _kept_on_devices(primitive), gathers
 
 
 def is_on_devices(primitive: Primitive) -> bool:

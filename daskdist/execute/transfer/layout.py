@@ -84,8 +84,6 @@ class BufferLayout:
         For each step its leaves: a `PlacedLeaf` for each that is copied, or the leaf itself if it stays on the host.
     packed
         The pieces that are first packed in pinned memory; they form the beginning of the buffer.
-    packed_bytes
-        Their size.
     direct
         The pieces that are copied to the device directly.
     num_bytes
@@ -94,7 +92,6 @@ class BufferLayout:
 
     steps: list[list[Any]]
     packed: list[MemoryPiece]
-    packed_bytes: int
     direct: list[MemoryPiece]
     num_bytes: int
 
@@ -184,9 +181,8 @@ def layout_of(device: Device, steps: Sequence[Sequence[Any]], *, locks: bool = F
         is_direct = run.num_bytes >= _DIRECT_BYTES and run.is_plain
         is_direct = is_direct and (device.is_pinned(run.first) or (locks and _is_locked(device, run.first)))
         (direct if is_direct else packed).append(run)
-    layout = BufferLayout([list(step) for step in steps], [], 0, [], 0)
-    for is_direct, part in ((False, packed), (True, direct)):
-        pieces = layout.direct if is_direct else layout.packed
+    layout = BufferLayout([list(step) for step in steps], [], [], 0)
+    for part, pieces in ((packed, layout.packed), (direct, layout.direct)):
         for run in part:
             for step, number, before in run.members:
                 leaf = steps[step][number]
@@ -196,8 +192,6 @@ def layout_of(device: Device, steps: Sequence[Sequence[Any]], *, locks: bool = F
             if run.num_bytes:
                 pieces.append(MemoryPiece(run.memory, layout.num_bytes, run.num_bytes))
             layout.num_bytes += -(-run.num_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        if not is_direct:
-            layout.packed_bytes = layout.num_bytes
     return layout
 
 
@@ -245,38 +239,31 @@ def _address(array: Any) -> int:
 class PinnedSlot:
     """A slot of pinned memory to copy from."""
 
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-        self._is_taken = True
+    def __init__(self) -> None:
+        # Allocated by its users, at the first use.
+        self.memory: Any = None
+        # True from when it is taken until it is released.
+        self.is_taken = True
         # The event at the end of the last copy from it.
         self._event: Event | None = None
 
     @property
-    def is_taken(self) -> bool:
-        """True from when it is taken until it is released."""
-        return self._is_taken
-
-    @property
     def is_free(self) -> bool:
         """True if it can be taken and written to."""
-        if self._is_taken:
+        if self.is_taken:
             return False
         if self._event is not None and self._event.is_over:
             self._event = None
         return self._event is None
 
-    def reserve(self) -> None:
-        """Take the slot, without waiting until it can be written to."""
-        self._is_taken = True
-
     def take(self) -> None:
-        """Reserve the slot, and wait until it can be written to."""
-        self.reserve()
+        """Take the slot, and wait until it can be written to."""
+        self.is_taken = True
         self.wait()
 
     def release(self, event: Event | None = None) -> None:
         """Release the slot; it can be written to after an event, if one is given."""
-        self._is_taken, self._event = False, event or self._event
+        self.is_taken, self._event = False, event or self._event
 
     def wait(self) -> None:
         """Wait until the copies from it are over."""
@@ -299,7 +286,7 @@ class PinnedRing:
         with self._changed:
             while (slot := self._oldest()) is None:
                 self._changed.wait()
-            slot.reserve()
+            slot.is_taken = True
         try:
             # Wait also before too small memory is released, because its next owner writes to it.
             slot.wait()
@@ -322,7 +309,7 @@ class PinnedRing:
         slots = self._slots
         slot = next((slot for slot in slots if slot.is_free), None)
         if slot is None and len(slots) < self._most:
-            slots.append(PinnedSlot(None))
+            slots.append(PinnedSlot())
             return slots[-1]
         if slot is None:
             slot = next((slot for slot in slots if not slot.is_taken), None)

@@ -25,7 +25,7 @@ class Uploads:
     def __init__(self, device: Device, stream: DeviceStream) -> None:
         self._device = device
         self._stream = stream
-        self._slots = [PinnedSlot(None) for _ in range(_NUM_SLOTS)]
+        self._slots = [PinnedSlot() for _ in range(_NUM_SLOTS)]
         self._slot = self._used = 0
         # Arrays that are copied directly are kept until the copy is over.
         self._sources: deque[tuple[Event, Any]] = deque()

@@ -28,7 +28,6 @@ from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placing
 from daskdist.ops.read_files import ReadFiles
 from daskdist.storage.locations import Addresses, Locations
-from daskdist.strategy.backend import Backend
 from daskdist.strategy.input.device_staging import copy_stats_on_worker
 from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, make_on_worker, summary_on_worker
@@ -41,9 +40,8 @@ _MOST_TRANSFERS: Final = 10_000
 class ClusterInput:
     """Datasets that are read on the workers of a cluster."""
 
-    def __init__(self, submit: Submit, backend: Backend, token: str) -> None:
+    def __init__(self, submit: Submit, token: str) -> None:
         self._submit = submit
-        self._backend = backend
         self._token = token
 
     def check(self, dataset: Dataset) -> None:
@@ -66,17 +64,7 @@ class ClusterInput:
         return self._reader(None if locations is None else self.addresses(locations))
 
     def _reader(self, located: Addresses | None = None) -> Submit:
-        submit = self._submit
-        return Submit(
-            submit.client,
-            submit.live_workers,
-            submit.futures,
-            located,
-            submit.home,
-            self._backend,
-            submit.kept_blocks,
-            submit.sent_blocks,
-        )
+        return Submit(self._submit.client, self._submit.live_workers, self._submit, located)
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]

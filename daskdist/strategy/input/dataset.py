@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from daskdist.cached_property import cached_property
@@ -18,7 +16,6 @@ from daskdist.core.primitive import Epoch
 from daskdist.core.spec import (
     AnyRankSpec,
     DatasetSpec,
-    ElementSpec,
     PerReplicaSpec,
     RaggedTensorSpec,
     SpecUnknown,
@@ -32,89 +29,28 @@ from daskdist.display.pages import distributed_page
 from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import shares_table, tree
 from daskdist.errors import ArgumentError, UnknownLengthError
-from daskdist.execute.caller import Caller
-from daskdist.execute.stream.local_iterator import nodes_of, rows_of
-from daskdist.execute.transfer.copy_stats import CopyStats
+from daskdist.execute.stream.local_iterator import first_elements, nodes_of
 from daskdist.execute.transfer.gather_on_device import describe_row_order, is_on_devices
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
-from daskdist.passes.numbering import begin_pass, epochs_in_pass, skip_passes_of_call
+from daskdist.passes.numbering import epochs_in_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.group import Replica
-from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, SuppliedDataset
-from daskdist.strategy.input.input_backend import InputBackend
+from daskdist.strategy.input.device_maps import SuppliedDataset
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pass_position import PassSource
-from daskdist.strategy.input.pipeline import Pipeline, known_shares_of, num_steps, pipelines_of, shares_of
+from daskdist.strategy.input.pipeline import Pipeline, num_steps, pipelines_of, shares_of
 from daskdist.strategy.input.progress_steps import ProgressSteps
+from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 
 logger: Final = logging.getLogger("daskdist")
 # strategy -> the sharding decisions that were logged, each with its pipeline.
 _logged: Final[weakref.WeakKeyDictionary[StrategyContract, set[str]]] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class ReplicaFeed:
-    """The input pipelines, spec and callers that feed the replicas of a distributed dataset.
-
-    Parameters
-    ----------
-    pipelines
-        The input pipelines; the first feeds the first replicas, and so on.
-    spec
-        The spec of a replica's element, ignoring its length along the first axis.
-    length
-        Maps the length of a dataset element to the length of a replica's part; None if that varies.
-    cardinality
-        Returns the number of steps.
-    reader
-        Returns the caller for one pass.
-    drops_uneven
-        Whether the pass ends before the first step in which some replica has no rows.
-    sharding
-        The policy that assigns input to workers, and the reason for it.
-    sharding_title
-        The policy's name in `DistributedDataset.explain`.
-    maps
-        For each pipeline, the functions that its replicas call on their devices.
-    source
-        The parts of the dataset that positions of iterators depend on.
-    """
-
-    pipelines: Sequence[Pipeline]
-    spec: ElementSpec
-    length: Callable[[int | None], int | None]
-    cardinality: Callable[[], int]
-    reader: Callable[[], Caller]
-    drops_uneven: bool
-    sharding: Decision
-    sharding_title: str
-    maps: Sequence[DeviceMaps]
-    source: PassSource
-
-    def begin_pass(self) -> list[Epoch]:
-        """Begin a pass: return each pipeline's pass numbers, equal for operations that the pipelines share."""
-        return begin_pass(*[pipeline.node for pipeline in self.pipelines])
-
-    def begin_passes_of_call(self) -> list[Epoch]:
-        """Return the numbers of the first pass that replicas make in a call, and reserve those of its other passes."""
-        epochs = self.begin_pass()
-        for pipeline, epoch in zip(self.pipelines, epochs, strict=True):
-            skip_passes_of_call(pipeline.node, epoch)
-        return epochs
-
-    @cached_property
-    def maps_on_replicas(self) -> MapsOnReplicas | None:
-        """The functions that replicas call with their elements, as one function; None if there are none."""
-        if not any(self.maps):
-            return None
-        pairs = zip(self.maps, self.pipelines, strict=True)
-        return MapsOnReplicas([maps for maps, pipeline in pairs for _ in pipeline.consumers])
 
 
 class DistributedDataset:
@@ -178,34 +114,14 @@ class DistributedDataset:
     def _iterator(self, epochs_of: Callable[[ReplicaFeed], list[Epoch]]) -> DistributedIterator:
         check_in_program("iter")
         feed = self._feed_for_pass()
-        backend = internals_of(self._strategy).backend
         iterator = DistributedIterator(
-            feed.pipelines,
-            feed.spec,
-            self._known_element_spec,
-            feed.reader,
-            epochs_of(feed),
-            options=self._options,
-            devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],
-            drops_uneven=feed.drops_uneven,
-            replicas=None if self._strategy.workers == (None,) else internals_of(self._strategy).replicas_left,
-            follow=self._after_loss,
-            call_maps=feed.maps_on_replicas and partial(_mapped, self._strategy, feed.maps_on_replicas),
-            copy_stats=partial(_copy_stats, self._strategy),
-            worker_times=internals_of(self._strategy).input.worker_times,
-            raise_unobserved=internals_of(self._strategy).raise_unobserved,
-            finish_steps=partial(internals_of(self._strategy).finish, raises_all=True),
-            wait_while=backend.wait_while,
-            source=feed.source,
+            self._strategy, feed, epochs_of(feed), self._known_element_spec, self._options, self._after_loss
         )
-        backend.note_iterator(iterator)
+        internals_of(self._strategy).backend.note_iterator(iterator)
         return iterator
 
-    def _after_loss(self) -> tuple[PassSource, Callable[[Any], Any] | None, Any]:
-        # The parts of an iterator that depend on the replicas.
-        feed = self._feed
-        call_maps = feed.maps_on_replicas and partial(_mapped, self._strategy, feed.maps_on_replicas)
-        return feed.source, call_maps, self._known_element_spec
+    def _after_loss(self) -> tuple[ReplicaFeed, Any]:
+        return self._feed, self._known_element_spec
 
     def progress(self, title: str = "") -> ProgressSteps:
         """Return the steps of one pass, with progress shown on standard error.
@@ -338,7 +254,7 @@ class DistributedDataset:
         return distributed_page(
             type(self).__name__,
             [steps, counted(len(replicas), "replica")],
-            known_shares_of(feed.pipelines, replicas),
+            shares_of(feed.pipelines, replicas, reads_indexes=False),
             f"{feed.sharding_title} ({feed.sharding})",
             feed.pipelines[0].node,
             feed.spec,
@@ -422,17 +338,8 @@ def _log_once(strategy: StrategyContract, node: Node, sharding: Decision) -> Non
         logger.log(logging.WARNING if sharding.is_costly else logging.INFO, "%s", notice)
 
 
-def _mapped(strategy: StrategyContract, maps: MapsOnReplicas, value: Any) -> Any:
-    return strategy.run(maps, args=(value,))
-
-
-def _copy_stats(strategy: StrategyContract) -> CopyStats | None:
-    input_backend: InputBackend = internals_of(strategy).input
-    return input_backend.copy_stats([(replica.worker, replica.device) for replica in strategy.replicas])
-
-
 def _first_elements(node: Node, number: int) -> list[Any]:
-    return list(itertools.islice((element for rows in rows_of(plan(node)) for element in rows.elements()), number))
+    return first_elements(plan(node), number)
 
 
 def of_dataset(strategy: StrategyContract, dataset: Dataset, options: InputOptions) -> DistributedDataset:
@@ -471,10 +378,6 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
     def cardinality() -> int:
         return num_steps(pipelines, drops_uneven=bool(dataset_options.drop_uneven))
 
-    def named_shares(node: Node, num_workers: int, num_replicas: int) -> tuple[str, list[Node]]:
-        decision, shares = shared_out(node, num_workers, num_replicas)
-        return decision.policy.name, shares
-
     return ReplicaFeed(
         pipelines,
         spec,
@@ -485,5 +388,5 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
         sharding,
         sharding.policy.name if len(workers) > 1 else "none needed",
         (dataset.device_maps,) * len(pipelines),
-        PassSource(node, spec, pipelines, len(workers), sharding.policy.name, named_shares),
+        PassSource(node, spec, pipelines, len(workers), sharding.policy.name, shared_out),
     )

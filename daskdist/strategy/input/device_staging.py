@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import logging
 import threading
@@ -31,7 +30,6 @@ logger: Final = logging.getLogger("daskdist")
 _NUM_ALONE: Final = 32
 # Blocks of rows whose last copies stay on the device, in case they are used again.
 _MOST_ROWS: Final = 4
-_making: Final = threading.RLock()
 
 
 class StagedRows(NamedTuple):
@@ -80,24 +78,20 @@ class _StagedCopies:
         # The previous copies have been used: free their memory first.
         self._parts, self._last = [], (-1, None)
         with self._queue.timer.stalled():
-            try:
-                new_part = self._begin_some(rows, place)
-            except NoRoomError:
-                # Free unused objects first.
-                gc.collect()
-                try:
-                    new_part = self._queue.begin(rows, place, 1)
-                except NoRoomError as error:
-                    raise error.as_user_error() from None
-        self._parts = [new_part]
-        return new_part
+            self._parts = [self._begin(rows, place)]
+        return self._parts[0]
 
-    def _begin_some(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
+    def _begin(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
+        # After the first failure, the queue tries a single element.
+        for _ in range(2):
+            with contextlib.suppress(NoRoomError):
+                return self._queue.begin(rows, place)
+        # Free unused objects first.
+        gc.collect()
         try:
             return self._queue.begin(rows, place)
-        except NoRoomError:
-            # There may be memory for a single element.
-            return self._queue.begin(rows, place, 1)
+        except NoRoomError as error:
+            raise error.as_user_error() from None
 
 
 class _CopyQueue:
@@ -112,8 +106,9 @@ class _CopyQueue:
         self._alive: set[UnitLifetime] = set()
         self.timer = CopyTimer()
 
-    def begin(self, rows: Rows, start: int, most: int = MOST_UNIT_STEPS) -> tuple[int, int, ReplicaPart]:
+    def begin(self, rows: Rows, start: int) -> tuple[int, int, ReplicaPart]:
         """Begin to copy elements from ``start`` on; raise `NoRoomError` without memory."""
+        most = MOST_UNIT_STEPS
         if self._num_alone:
             self._num_alone -= 1
             most = 1
@@ -186,16 +181,15 @@ class DeviceStaging:
         return self._queue.timer.stats()
 
 
+# Name of a device -> its staging in this process.
+_stagings: Final[dict[str, DeviceStaging]] = {}
+
+
 def staging_of(name: str) -> DeviceStaging:
     """Return the staging of a device of this process, by its name."""
-    # `lru_cache` alone may create two objects if two threads call it at the same time.
-    with _making:
-        return _arrivals_of(name)
-
-
-@functools.lru_cache(maxsize=256)
-def _arrivals_of(name: str) -> DeviceStaging:
-    return DeviceStaging(named(name))
+    staging = _stagings.get(name)
+    # Of two threads that ask first at the same time, both get that of one.
+    return _stagings.setdefault(name, DeviceStaging(named(name))) if staging is None else staging
 
 
 def copy_stats_on_worker(names: dict[str, list[str]], dask_worker: Any) -> CopyStats:

@@ -18,12 +18,13 @@ from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.execute.resume.position import PipelineIdentity
 from daskdist.sharding import AutoShardPolicy, Decision
-from daskdist.strategy.input.dataset import DistributedDataset, ReplicaFeed
+from daskdist.strategy.input.dataset import DistributedDataset
 from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.input.pass_position import PassSource
 from daskdist.strategy.input.pipeline import Pipeline
+from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 
 

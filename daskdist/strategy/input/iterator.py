@@ -15,17 +15,17 @@ from daskdist.core.failing.failed_element import is_of_element, must_raise
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import warn_if_empty
-from daskdist.core.primitive import Epoch, Primitive
+from daskdist.core.primitive import Epoch
 from daskdist.core.selection.block_ref import BlockRef
-from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
-from daskdist.devices import Device
+from daskdist.devices import named
 from daskdist.display.missing_methods import Advised
 from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes, WorkerTimes
 from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, RepeatedLossError, UserFunctionError
-from daskdist.execute.caller import Caller, LocalCaller
+from daskdist.execute.caller import LocalCaller
 from daskdist.execute.resume.position import StreamPosition
+from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, logger, stats_of
 from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
@@ -37,12 +37,13 @@ from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.rest_of_pass import PassSection
-from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import HostSteps, ahead_of
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pass_position import PassSource, seeds_of
+from daskdist.strategy.input.pass_position import seeds_of
 from daskdist.strategy.input.pipeline import Pipeline
+from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
+from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.optional import Optional
@@ -62,45 +63,24 @@ class DistributedIterator(Advised):
 
     def __init__(
         self,
-        pipelines: Sequence[Pipeline],
-        spec: ElementSpec,
-        element_spec: Any,
-        make_caller: Callable[[], Caller],
+        strategy: StrategyContract,
+        feed: ReplicaFeed,
         epochs: Sequence[Epoch],
-        *,
+        element_spec: Any,
         options: InputOptions,
-        devices: Sequence[Device] = (),
-        drops_uneven: bool = False,
-        replicas: Callable[..., Sequence[Replica]] | None = None,
-        follow: Callable[[], tuple[PassSource, Callable[[Any], Any] | None, Any]] | None = None,
-        call_maps: Callable[[Any], Any] | None = None,
-        copy_stats: Callable[[], CopyStats | None] | None = None,
-        worker_times: Callable[[Caller], WorkerTimes | None] = lambda caller: None,
-        raise_unobserved: Callable[[], None],
-        finish_steps: Callable[[], None],
-        wait_while: Callable[[Callable[[], bool]], None],
-        source: PassSource,
+        after_loss: Callable[[], tuple[ReplicaFeed, Any]],
     ) -> None:
         self.element_spec = element_spec
-        # Returns the replicas that are left; None if none can be lost.
-        self._replicas_left = replicas
-        self._replicas = None if replicas is None else replicas()
-        # Returns the parts that depend on the replicas, after some were lost.
-        self._follow = follow
-        # Returns statistics of copies that the replicas' workers make.
-        self._copy_stats = copy_stats
-        self._ask_worker_times = worker_times
-        # Calls the device functions of `map` on the replicas with a step's elements; None if there are none.
-        self._call_maps = call_maps
-        # Raises the failures of calls whose results were never looked at.
-        self._raise_unobserved = raise_unobserved
-        # Waits until all calls of `run` have ended, and raises the error of one whose results were not read.
-        self._finish_steps = finish_steps
-        # Waits while a condition holds and calls are under way.
-        self._wait_while = wait_while
-        # Returns a new caller, also for a pass that continues from a loaded position.
-        self._make_caller = make_caller
-        self._caller = caller = make_caller()
+        self._strategy = strategy
+        self._internals = internals_of(strategy)
+        self._feed = feed
+        # Returns the feed and the spec for the replicas that are left, after some were lost.
+        self._after_loss = after_loss
+        pipelines, spec = feed.pipelines, feed.spec
+        self._is_here = pipelines[0].consumers[0] is None
+        # The replicas that the feed is for; in this process none can be lost.
+        self._replicas = () if self._is_here else self._internals.replicas_left()
+        self._caller = caller = feed.reader()
         self._structure, self._pack = spec.structure, spec.structure.packer
         self._specs = spec.leaves
         self._reported: set[str] = set()
@@ -109,18 +89,15 @@ class DistributedIterator(Advised):
         self._times = StepTimes()
         self._lock = RLock()
         self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
-        self._is_here = pipelines[0].consumers[0] is None
         # The backend that fetches values that are looked at.
-        self._backend = caller.backend
+        self._backend: Any = self._internals.backend
         self._options = options
-        self._devices = devices
-        self._drops_uneven = drops_uneven
+        self._devices = [named(replica.device) for replica in strategy.replicas if replica.worker is None]
         # Otherwise all replicas have parts of one batch, which fails as a whole.
-        self._puts_on_devices = options.fetch_to_device and not all(device.is_host for device in devices)
-        self._source = source
+        self._puts_on_devices = options.fetch_to_device and not all(device.is_host for device in self._devices)
         # The earlier parts of the pass, divided otherwise than the rest.
         self._sections: list[PassSection] = []
-        self._open(pipelines, epochs)
+        self._open(pipelines, epochs, [None] * len(pipelines))
         self._skips_empty = any(merged_options(pipeline.node).last_batch == "skip_empty" for pipeline in pipelines)
         # The steps that are read ahead for copies to devices, from the first step on.
         self._host_steps: HostSteps | None = None
@@ -141,25 +118,25 @@ class DistributedIterator(Advised):
         # Ends the caller's threads when it is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
-    def _open(self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], *, is_resumed: bool = False) -> None:
+    def _open(
+        self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], starts: Sequence[tuple[Answers, int] | None]
+    ) -> None:
         devices, options = self._devices, self._options
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Memory pinned for one device of a kind serves all devices of that kind.
         is_pinned = self._puts_on_devices and len({device.kind for device in devices}) == 1
-        fails_by_replica = self._source.share_out is None and not self._drops_uneven
+        fails_by_replica = self._feed.source.share_out is None and not self._feed.drops_uneven
         feeds: list[PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
-        self._primitives: list[Primitive] = []
         self._pipelines, self._epochs = pipelines, epochs
         self._nodes = [pipeline.node for pipeline in pipelines]
-        for pipeline, epoch in zip(pipelines, epochs, strict=True):
+        for pipeline, epoch, start in zip(pipelines, epochs, starts, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
             first = sum(num_lanes[: len(feeds)])
             pipeline_devices = devices[first : first + len(pipeline.consumers)]
             is_wanted = merged_options(pipeline.node).shuffle_on_device if self._puts_on_devices else False
             primitive, gathers = with_device_gathers(pipeline_devices, pipeline.primitive, is_wanted)
-            self._primitives.append(primitive)
             # Only the elements of a ``dataset_fn`` show whether they have rows, and which failed.
             is_unknown = fails_by_replica or (pipeline.varies and not pipeline.primitive.grouped)
             asks_lengths = sum(num_lanes) > 1 and is_unknown
@@ -167,19 +144,19 @@ class DistributedIterator(Advised):
             builder = BundleBuilder(
                 interpreter,
                 primitive,
-                None if is_resumed else epoch,
+                epoch,
                 pipeline.consumers,
+                start=start,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else local_empty,
                 device_gathers=gathers,
                 as_views=self._is_here and not is_pinned,
             )
-            feeds.append(PipelineCursor(builder, self._caller))
+            feeds.append(PipelineCursor(builder, self._caller, 0 if start is None else start[1]))
         # The numbers of rows of a step without known ones.
         self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
-        options_of_steps = {"drops_uneven": self._drops_uneven, "fails_by_replica": fails_by_replica}
-        self._feeds = JointCursor(feeds, num_lanes, **options_of_steps)
+        self._feeds = JointCursor(feeds, drops_uneven=self._feed.drops_uneven, fails_by_replica=fails_by_replica)
         # The blocks of the last step's parts, and the tasks that compute them.
         self._refs: list[BlockRef | None] = [None] * sum(num_lanes)
         self._results = TaskResults((), ())
@@ -239,7 +216,11 @@ class DistributedIterator(Advised):
                 raise
 
     def _has_changed(self, **when: bool) -> bool:
-        return self._replicas_left is not None and self._replicas_left(**when) is not self._replicas
+        return not self._is_here and self._internals.replicas_left(**when) is not self._replicas
+
+    def _finish_steps(self) -> None:
+        # Wait until all calls of `run` have ended, and raise the error of one whose results were not read.
+        self._internals.finish(raises_all=True)
 
     def _numbers(self) -> tuple[HandedOut, int, frozenset[int]]:
         handed_out = self._feeds.handed_out() if self._host_steps is None else self._handed_out
@@ -265,13 +246,13 @@ class DistributedIterator(Advised):
             self._caller.raise_given_up()
         except RepeatedLossError:
             # If a step ended the workers, the task only ran beside it.
-            self._raise_unobserved()
+            self._internals.raise_unobserved()
             raise
-        self._replicas = self._replicas_left()  # type: ignore[misc]
-        source, call_maps, element_spec = self._follow()  # type: ignore[misc]
-        if source.follows(self._source):
+        self._replicas = self._internals.replicas_left()
+        feed, element_spec = self._after_loss()
+        if feed.source.follows(self._feed.source):
             state = self._state(*self._numbers())
-            self._source, self._call_maps, self.element_spec = source, call_maps, element_spec
+            self._feed, self.element_spec = feed, element_spec
             self._continue_from(state)
         elif failure is not None:
             raise failure
@@ -285,7 +266,7 @@ class DistributedIterator(Advised):
             if not self._is_over and self._has_changed():
                 self._continue_with_replicas(lost)
             value, is_taken = self._step(), True
-            return value if self._call_maps is None else self._mapped(value)
+            return value if self._feed.maps_on_replicas is None else self._mapped(value)
         except OutOfRangeError:
             if num_skipped := self._own_stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
@@ -293,7 +274,7 @@ class DistributedIterator(Advised):
                 warn_if_empty(self._nodes)
             self._is_over = True
             self._close()
-            self._raise_unobserved()
+            self._internals.raise_unobserved()
             raise
         except Exception as error:
             if is_of_element(error) and not self._puts_on_devices:
@@ -313,10 +294,10 @@ class DistributedIterator(Advised):
 
     def _mapped(self, value: Any) -> Any:
         # Let the replicas call their functions with a step; if some are lost, it is divided among the others.
-        while self._call_maps is not None:
+        while (maps := self._feed.maps_on_replicas) is not None:
             replicas = self._replicas
             try:
-                return self._call_maps(value)
+                return self._strategy.run(maps, args=(value,))
             except ClusterError:
                 self._continue_with_replicas()
                 if self._replicas is replicas:
@@ -354,12 +335,13 @@ class DistributedIterator(Advised):
             for the input of a step (``waiting_s``), since the strategy was created.
         """
         stats = self._own_stats()
-        if (times := self._ask_worker_times(self._caller)) is not None:
+        if (times := self._internals.input.worker_times(self._caller)) is not None:
             stats["busy_s"] = times.busy_s
             stats["replicas"] = {"step_s": times.step_s, "waiting_s": times.waiting_s}
         if self._puts_on_devices:
             return {**stats, "device": CopyStats().as_dict() if self._ahead is None else self._ahead.stats()}
-        copied = None if self._copy_stats is None else self._copy_stats()
+        places = [(replica.worker, replica.device) for replica in self._strategy.replicas]
+        copied: CopyStats | None = self._internals.input.copy_stats(places)
         return stats if copied is None else {**stats, "device": copied.as_dict()}
 
     def _own_stats(self) -> dict[str, Any]:
@@ -430,7 +412,7 @@ class DistributedIterator(Advised):
             positions.append(StreamPosition(epoch, seeds, num_elements, interpreter.answers_at(num_elements)))
         caller = self._interpreters[0].caller
         plain = [position.as_plain(caller) for position in positions]
-        return self._source.state(plain, self._sections, num_steps, done, is_over=self._is_over)
+        return self._feed.source.state(plain, self._sections, num_steps, done, is_over=self._is_over)
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -452,20 +434,19 @@ class DistributedIterator(Advised):
         self._continue_from(state, with_new_caller=has_begun or self._ahead is not None)
 
     def _continue_from(self, state: dict[str, Any], *, with_new_caller: bool = False) -> None:
-        source = self._source
+        source = self._feed.source
         sections, section, positions, num_steps, is_over, done = source.position_of(state)
         self._sections, pipelines, positions = source.pipelines_at(sections, section, positions)
         if with_new_caller:
             self._close()
             self._ahead = self._host_steps = self._failure = self._interrupted_at = None
-            self._reported, self._caller = set(), self._make_caller()
+            self._reported, self._caller = set(), self._feed.reader()
             self._finalizer = Finalizer(self, self._caller.close)
         else:
             self._feeds.close()
         self._num_steps, self._is_over = num_steps, is_over
-        self._open(pipelines, [position.epoch for position in positions], is_resumed=True)
-        for feed, primitive, position in zip(self._feeds.feeds, self._primitives, positions, strict=True):
-            feed.move_to(primitive, position)
+        starts = [(position.answers, position.num_elements) for position in positions]
+        self._open(pipelines, [position.epoch for position in positions], starts)
         self._feeds.done = done
         self._handed_out = self._feeds.handed_out()
         source.note_pass((self._sections or [section])[0])
@@ -520,7 +501,7 @@ class DistributedIterator(Advised):
         # interrupt of a later wait would lose its rows.
         in_use = self._in_use
         if in_use is not None:
-            self._wait_while(lambda: not in_use.has_room())
+            self._internals.backend.wait_while(lambda: not in_use.has_room())
             self._has_begun_bundle = False
 
     def _on_devices(self, ahead: DevicePrefetch) -> list[Sequence[Any]]:
@@ -592,7 +573,8 @@ def is_local(iterator: DistributedIterator) -> bool:
 
 def worker_times_of(iterator: DistributedIterator) -> WorkerTimes | None:
     """Ask workers how they spend their time on a pass; None in one process, or if they are not connected."""
-    return iterator._ask_worker_times(iterator._caller)
+    times: WorkerTimes | None = iterator._internals.input.worker_times(iterator._caller)
+    return times
 
 
 def ahead_bytes_of(iterator: DistributedIterator) -> tuple[int, int]:

@@ -223,7 +223,7 @@ class WorkerPass:
             if interpreter is None:
                 return self._position
             interpreter.first_needed = first
-            interpreter.drop_answers_before(self._primitive, self._epoch, first)
+            interpreter.drop_answers_before(first)
             plain = StreamPosition(self._epoch, [], first, interpreter.answers_at(first)).as_plain(interpreter.caller)
             return pack({"fingerprint": "", "order": self._identity.order, "answers": plain[-1]})
 
@@ -279,10 +279,9 @@ class _SkipCollector(Interpreter):
         self._notes: list[Skipped] = []
         self.first_needed: int | None = None
 
-    def drop_answers_before(self, primitive: Primitive, epoch: Epoch, num_elements: int) -> None:
+    def drop_answers_before(self, num_elements: int) -> None:
         # The program pulls elements before it takes earlier positions.
-        number = num_elements if self.first_needed is None else min(num_elements, self.first_needed)
-        super().drop_answers_before(primitive, epoch, number)
+        super().drop_answers_before(num_elements if self.first_needed is None else min(num_elements, self.first_needed))
 
     def note_skipped(self, notes: Sequence[Skipped]) -> None:
         self._notes += notes

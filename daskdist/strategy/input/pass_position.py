@@ -19,6 +19,7 @@ from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rest_of_pass import PassLayout, PassSection, final_batch, rest_of, with_batch_size
 from daskdist.passes.seed import drawn_seeds, with_drawn
+from daskdist.sharding import Decision
 from daskdist.strategy.input.on_worker import CREATES_ANOTHER, OnWorker
 from daskdist.strategy.input.pipeline import Pipeline
 
@@ -65,7 +66,7 @@ class PassSource:
     num_workers, policy
         The number of workers, and the name of the sharding policy.
     share_out
-        Returns the policy and the nodes of the pipelines for a dataset and numbers of workers and replicas; None if
+        Returns the decision and the nodes of the pipelines for a dataset and numbers of workers and replicas; None if
         the division cannot change.
     known_identity
         The identity of the dataset; None to derive it from the nodes.
@@ -78,7 +79,7 @@ class PassSource:
     pipelines: Sequence[Pipeline]
     num_workers: int
     policy: str
-    share_out: Callable[[Node, int, int], tuple[str, Sequence[Node]]] | None = None
+    share_out: Callable[[Node, int, int], tuple[Decision, Sequence[Node]]] | None = None
     known_identity: PipelineIdentity | None = None
     obstacle: str = ""
 
@@ -169,7 +170,8 @@ class PassSource:
         try:
             layout, sections = PassLayout.of_plain(content["layout"]), list(map(PassSection.of_plain, content["legs"]))
             positions = content["positions"]
-            section, done = section_of(layout, positions), frozenset(content.get("done", ()))
+            streams = [(position.epoch, position.seeds, position.num_elements) for position in positions]
+            section, done = PassSection(layout, tuple(streams)), frozenset(content.get("done", ()))
             return PassPosition(sections, section, positions, state["number"], content["is_over"], done)
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
@@ -243,7 +245,8 @@ class PassSource:
                 "distribute_dataset, which continues with any number"
             )
         node = with_batch_size(self.node, layout.batch_size)
-        policy, nodes = self.share_out(node, layout.num_workers, sum(layout.num_replicas))
+        decision, nodes = self.share_out(node, layout.num_workers, sum(layout.num_replicas))
+        policy = decision.policy.name
         if policy != layout.policy or len(nodes) != len(layout.num_replicas):
             raise ArgumentError(
                 f"load_state_dict: the position is of a pass shared out by {layout.policy}, and for as many workers "
@@ -279,14 +282,6 @@ def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
 
 def _drawn(node: Node) -> list[int]:
     return list(node.seeds or node.known.seeds) if isinstance(node, OnWorker) else drawn_seeds(node)
-
-
-def section_of(layout: PassLayout, positions: Sequence[StreamPosition]) -> PassSection:
-    """Return the part of a pass with streams at some positions."""
-    return PassSection(
-        layout,
-        tuple([(position.epoch, position.seeds, position.num_elements) for position in positions]),
-    )
 
 
 def seeds_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:

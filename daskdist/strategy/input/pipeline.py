@@ -82,14 +82,9 @@ def pipelines_of(
     ]
 
 
-def shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica]) -> list[Share]:
-    """Return what each worker reads; reads the indexes of files that have not been read yet."""
-    return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=True)]
-
-
-def known_shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica]) -> list[Share]:
-    """Return what each worker reads, as far as it is known without reading anything."""
-    return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=False)]
+def shares_of(pipelines: Sequence[Pipeline], replicas: Sequence[Replica], *, reads_indexes: bool = True) -> list[Share]:
+    """Return what each worker reads, as far as it is known without the indexes of files unless these are read."""
+    return [share for pipeline in pipelines for share in _shares(pipeline, replicas, reads_indexes=reads_indexes)]
 
 
 def _shares(pipeline: Pipeline, replicas: Sequence[Replica], *, reads_indexes: bool) -> Iterator[Share]:
@@ -185,6 +180,10 @@ class Cuts:
             is_last = (batch == self.num_batches) & (piece < num_last)
             has_rows = ((batch < self.num_batches) & has_rows) | is_last
         return has_rows.reshape(-1, self.num_replicas)
+
+    def is_over(self, step: int) -> bool:
+        """Return whether no step has rows from this one on."""
+        return self.num_steps is not None and step >= self.num_steps
 
     def steps(self) -> Iterator[tuple[Index, Index]]:
         """Yield the first and the last steps of runs of steps in which some replica has rows, as two arrays."""

@@ -23,7 +23,7 @@ from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.ops.with_options import Options, WithOptions, comes_in_any_order, merged_options
 from daskdist.strategy.input.pass_position import seeds_of
-from daskdist.strategy.input.pipeline import Cuts, Pipeline
+from daskdist.strategy.input.pipeline import Pipeline
 
 
 class PipelineReader:
@@ -82,8 +82,10 @@ class PipelineReader:
         self._builder = BundleBuilder(
             self.interpreter,
             primitive,
-            epoch if start is None else None,
+            self._start.epoch,
             (None,) * self._num_lanes,
+            # Copy the position, as a process may open it twice.
+            start=None if start is None else (copy.deepcopy(start.answers), start.num_elements),
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
             active=wanted,
@@ -92,10 +94,6 @@ class PipelineReader:
             # With more replicas, views would keep whole blocks alive until the slowest replica has used them.
             as_views=empty is None and self._num_lanes <= 2,
         )
-        if start is not None:
-            # Copy the position, as a process may open it twice.
-            answers = copy.deepcopy(start.answers)
-            self._builder.move_to(primitive, start.epoch, answers, start.num_elements)
 
     def position(self, num_steps: int) -> StreamPosition:
         """Return the position after some steps that were read."""
@@ -122,21 +120,6 @@ class PipelineReader:
         return bundle.lanes, full
 
 
-class ComputedSteps:
-    """The steps in which a pipeline of other replicas has rows, computed from the way it cuts batches."""
-
-    def __init__(self, cuts: Cuts) -> None:
-        self._cuts = cuts
-
-    def full(self, first: int, stop: int) -> Any:
-        """Return whether each of its replicas has rows in each step, as ``(step, replica)``."""
-        return self._cuts.full(first, stop)
-
-    def is_over(self, step: int) -> bool:
-        """Return whether no step has rows from this one on."""
-        return self._cuts.num_steps is not None and step >= self._cuts.num_steps
-
-
 class CountedSteps:
     """The steps in which a pipeline of other replicas has rows, counted by reading it."""
 
@@ -156,7 +139,7 @@ class CountedSteps:
         self._first = first_step
 
     def full(self, first: int, stop: int) -> Any:
-        """Return the same as `ComputedSteps.full`, and forget the steps before ``first``."""
+        """Return the same as `Cuts.full`, and forget the steps before ``first``."""
         self._read_to(stop)
         self._full, self._first = self._full[max(first - self._first, 0) :], max(first, self._first)
         has_rows = np.zeros((stop - first, self._num_lanes), bool)

@@ -31,7 +31,6 @@ from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.collectives.step_counts import RemotePipeline
 from daskdist.strategy.input.dataset import (
     DistributedDataset,
-    ReplicaFeed,
     feed_for_pass,
     known_element_spec,
     options_of,
@@ -44,6 +43,7 @@ from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pass_position import PassSource
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
+from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.input.shared_reader import SharedReader, SharedReadPlan
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.flat import flattened

@@ -22,7 +22,7 @@ from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import logger
 from daskdist.strategy.collectives.step_counts import PeerPipelines, RemotePipeline, RemoteSteps
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
-from daskdist.strategy.input.pipeline_reader import ComputedSteps, CountedSteps, PipelineReader
+from daskdist.strategy.input.pipeline_reader import CountedSteps, PipelineReader
 
 # Seconds that a replica waits for a slower one before it reads on, as the other may be waiting for it elsewhere.
 _MAX_WAIT_S: Final = 5.0
@@ -156,7 +156,7 @@ class SharedPass:
             devices=plan.devices,
             start=plan.positions[0] if plan.positions else None,
         )
-        self._other_steps: list[ComputedSteps | CountedSteps | RemoteSteps] | None = None
+        self._other_steps: list[Cuts | CountedSteps | RemoteSteps] | None = None
         self._first_step = self._num_steps = plan.first_step
         # Steps in which no replica has rows: pairs of the number of steps queued before them, and their own number.
         self._without_rows: list[tuple[int, int]] = []
@@ -395,7 +395,7 @@ class SharedPass:
                 has_rows |= steps.full(first, first + len(full)).any(axis=1)
         return has_rows
 
-    def _steps_of_others(self) -> list[ComputedSteps | CountedSteps | RemoteSteps]:
+    def _steps_of_others(self) -> list[Cuts | CountedSteps | RemoteSteps]:
         if self._other_steps is None:
             plan = self._plan
             starts = plan.positions[1:] or [None] * len(plan.others)
@@ -404,10 +404,10 @@ class SharedPass:
 
     def _make_steps(
         self, other: Cuts | Pipeline | RemotePipeline, epoch: Epoch, start: StreamPosition | None
-    ) -> ComputedSteps | CountedSteps | RemoteSteps:
+    ) -> Cuts | CountedSteps | RemoteSteps:
         plan = self._plan
         if isinstance(other, Cuts):
-            return ComputedSteps(other)
+            return other
         if isinstance(other, Pipeline):
             which = later(epoch, self._iteration), plan.fetch, start
             return CountedSteps(other, *which, first_step=self._first_step)
