@@ -144,8 +144,7 @@ class ReplicaIterator(Iterator[Any]):
         return element
 
     def _next_good(self) -> Any:
-        while True:
-            element = next(self._elements)
+        for element in self._elements:
             self._num_taken += 1
             if not isinstance(element, FailedElement):
                 return element
@@ -153,6 +152,7 @@ class ReplicaIterator(Iterator[Any]):
             if must_raise(error, self._reported):
                 self._has_more = True
                 raise error
+        raise StopIteration
 
     def get_next(self) -> Any:
         """Return the value of the next step.
@@ -351,16 +351,17 @@ def _timed(parts: Iterator[Any], times: ReplicaTimes | None) -> Iterator[Any]:
     if times is None:
         yield from parts
         return
-    while True:
-        times.wait()
-        try:
-            # Keep no reference to a part that is used.
-            taken = list(itertools.islice(parts, 1))
-        finally:
-            times.work()
-        if not taken:
-            return
+    while taken := _next_timed(parts, times):
+        # Keep no reference to a part that is used.
         yield taken.pop()
+
+
+def _next_timed(parts: Iterator[Any], times: ReplicaTimes) -> list[Any]:
+    times.wait()
+    try:
+        return list(itertools.islice(parts, 1))
+    finally:
+        times.work()
 
 
 def _packed(ahead: Iterator[Any], structure: Structure) -> Iterator[Any]:
