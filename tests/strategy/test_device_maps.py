@@ -194,8 +194,24 @@ class TestEmbedded:
         said = r"map: fails_on_seven .*raised ValueError: a seven, on the element of replica 1 \(STRICT:1\)"
         with pytest.raises(UserFunctionError, match=rf"{said}.*raised by replica 1, STRICT:1, in fails_on_seven"):
             next(iterator)
-        with pytest.raises(UserFunctionError, match="a seven"):
-            next(iterator)
+
+    @pytest.mark.parametrize("devices", [["CPU:0", "CPU:1"], ["STRICT:0", "STRICT:1"]], ids=str)
+    def test_steps_after_one_that_failed_are_delivered(self, devices: list[str]) -> None:
+        strategy = MirroredStrategy(devices)
+        distributed = strategy.distribute_dataset(Dataset.range(12).batch(4).map(fails_on_seven, device=True))
+
+        def taken(iterator: Any) -> list[Any]:
+            steps: list[Any] = []
+            for _ in range(3):
+                try:
+                    steps.append(_lists(next(iterator)))
+                except UserFunctionError:
+                    steps.append("failed")
+            return [*steps, next(iterator, "over")]
+
+        assert taken(iter(distributed)) == [[[0, 1], [2, 3]], "failed", [[8, 9], [10, 11]], "over"]
+        of_replicas = _values(strategy.run(lambda iterator: str(taken(iterator)), args=(distributed,)))
+        assert of_replicas == ["[[[0, 1]], [[4, 5]], [[8, 9]], 'over']", "[[[2, 3]], 'failed', [[10, 11]], 'over']"]
 
     def test_an_error_names_leaves_that_are_not_on_the_device(self) -> None:
         strategy = MirroredStrategy(["STRICT:1"])

@@ -277,7 +277,8 @@ class DistributedIterator(Advised):
             self._internals.raise_unobserved()
             raise
         except Exception as error:
-            if is_of_element(error) and not self._puts_on_devices:
+            is_of_map = is_taken and not isinstance(error, ClusterError)
+            if is_of_map or (is_of_element(error) and not self._puts_on_devices):
                 # Only this step failed; others follow it.
                 if must_raise(error, self._reported):
                     raise

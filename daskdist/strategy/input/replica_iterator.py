@@ -124,7 +124,9 @@ class ReplicaIterator(Iterator[Any]):
         try:
             element = self._next_good()
             if self._plan.maps:
+                self._has_more = True
                 element = self._plan.maps(element, self._number, self._device)
+                self._has_more = False
         except StopIteration:
             # Readers end, too, if the call is to end.
             self._end.check()
