@@ -94,7 +94,7 @@ def tasks(ds, *, optimised=True):
     """Return the number of tasks of each name in a graph; tasks of elements count as ``"element"``."""
     node = node_of(ds)
     plan = fuse(lower(simplify(node))) if optimised else lower(node)
-    recorded = record(plan, "element-0", 0)
+    recorded = record(plan, "element-0")
     counts: dict[str, int] = {}
     for key in recorded.graph:
         name = str(key[0]).rpartition("-")[0]
