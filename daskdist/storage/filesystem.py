@@ -221,7 +221,8 @@ class Storage:
         try:
             if "::" in path and first_link(path) == path:
                 # The name itself has these characters, which would begin another link of a chain.
-                fs = fsspec.filesystem(path.partition("://")[0], **(self.options or {}))
+                protocol = path.partition("://")[0] if is_remote(path) else "file"
+                fs = fsspec.filesystem(protocol, **(self.options or {}))
                 return fs, str(fs._strip_protocol(path))
             fs, inner = fsspec.core.url_to_fs(path, **(self.options or {}))
         # The file systems of archives also raise errors of their libraries.
@@ -262,10 +263,15 @@ class Storage:
         FileError
             The file is missing, or access is denied.
         """
-        with failures(path, "cannot be looked up"):
-            if not is_remote(path):
+        if not is_remote(path):
+            # There may be very many files: the context manager is entered only after a failure.
+            try:
                 known = os.stat(path)
-                return Version(path, known.st_size, str(known.st_mtime_ns))
+            except OSError:
+                with failures(path, "cannot be looked up"):
+                    raise
+            return Version(path, known.st_size, str(known.st_mtime_ns))
+        with failures(path, "cannot be looked up"):
             fs, inner = self.located(path)
             if is_http(path):
                 info = self._http.info(fs, inner, is_current=is_current)

@@ -28,6 +28,9 @@ class LazyModule:
         self._name = name
         self._missing = missing
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazyModule, (self._name, self._missing)
+
     def __getattr__(self, attribute: str) -> Any:
         try:
             module = importlib.import_module(self._name)

@@ -376,3 +376,8 @@ def test_ids_are_new_in_each_job():
         [spec.id for _, spec in started(bench.join(name, job=None))] for name in ("a", "b")
     )
     assert len(set(ids)) == 8
+
+
+def test_a_message_of_no_known_kind_is_an_error():
+    with pytest.raises(TypeError, match="got 'hello'"):
+        Bench().dispatcher.heard("hello")

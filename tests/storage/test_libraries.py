@@ -1,5 +1,7 @@
 """Libraries that are imported when they are first used."""
 
+import copy
+import pickle
 import subprocess
 import sys
 import types
@@ -42,3 +44,9 @@ def test_a_module_that_is_replaced_or_hidden_is_noticed(monkeypatch):
     monkeypatch.setitem(sys.modules, "a_library", None)
     with pytest.raises(MissingPackageError, match="pip install it"):
         _ = library.number
+
+
+def test_a_copy_and_a_pickle_are_of_the_same_module():
+    for module in (LazyModule("json"), LazyModule("no_such_module", "not there: {}")):
+        for other in (copy.copy(module), pickle.loads(pickle.dumps(module))):
+            assert vars(other) == vars(module)

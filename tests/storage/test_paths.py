@@ -257,3 +257,17 @@ def test_partitions_that_are_not_utf8(tmp_path, folder):
     with pytest.raises(errors.FileError, match=r"x\.csv: the name of a directory with = is not UTF-8"):
         daskdist.read_csv(tmp_path)
     assert [int(row["id"]) for row in daskdist.read_csv(tmp_path, partitioned=False)] == [1]
+
+
+@pytest.mark.parametrize("way", ["save", "snapshot", "cache"])
+def test_a_local_directory_may_have_the_signs_of_a_chain_of_urls(tmp_path, way):
+    directory = tmp_path / "a::b"
+    rows = Dataset.range(5)
+    if way == "save":
+        rows.save(str(directory))
+        again = Dataset.load(str(directory))
+    else:
+        again = getattr(rows, way)(str(directory))
+    assert [int(x) for x in again] == [int(x) for x in again] == [0, 1, 2, 3, 4]
+    assert any(directory.rglob("*"))
+    assert not (tmp_path / "a").exists()

@@ -281,6 +281,8 @@ def test_a_worker_learns_from_the_program_that_data_is_gone(on_cluster, client):
 
     messages = client.run(error_of, internals_of(on_cluster).group.now.token).values()
     assert all("no such key is no longer on the cluster" in message for message in messages)
+    # No call needs it, so no worker is in doubt because of it.
+    assert not internals_of(on_cluster).backend.live_workers.in_doubt
 
 
 def test_values_of_another_strategy_on_the_cluster_are_usable(on_cluster, client):

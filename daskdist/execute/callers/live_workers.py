@@ -133,12 +133,12 @@ class LiveWorkers:
             return lost_data_error(data)
         return ClusterError(f"lost {', '.join(self.lost)}, which {data} needs; create it again")
 
-    async def error_of(self, client: Client, key: Any, future: Future | None) -> BaseException | None:
-        """Wait for the end of a task, and return the error with which it ended, or is gone, if any."""
-        error: Any = None if future is None else await future.exception()
-        if future is not None and future.status == "error":
+    async def error_of(self, client: Client, future: Future) -> BaseException | None:
+        """Wait for the end of a task, and return the error with which it ended, if any."""
+        error = await future.exception()
+        if future.status == "error":
             return error_of_task(client, error)
-        return self.lost_error(key) if future is None or future.cancelled() else None
+        return self.lost_error(future.key) if future.cancelled() else None
 
     @property
     def advice(self) -> str:

@@ -315,15 +315,19 @@ class _Connection:
             case IterationOver(_, was_over) if not was_over and self._reading.was_given_more():
                 # The consumer got elements of others meanwhile; the end is sent again after those.
                 return False
-            case IterationOver(_, True):
-                logger.warning(
-                    "this iteration of the job was over before it was requested, so it has no elements; use another "
-                    "job_name to read the dataset again"
-                )
-        failure = None
-        if isinstance(message, Refusal | GivenUp):
-            failure = (ArgumentError if isinstance(message, Refusal) else RepeatedLossError)(message.message)
-        self._arrived.end(failure)
+            case IterationOver(_, was_over):
+                if was_over:
+                    logger.warning(
+                        "this iteration of the job was over before it was requested, so it has no elements; use "
+                        "another job_name to read the dataset again"
+                    )
+                self._arrived.end()
+            case Refusal(why):
+                self._arrived.end(ArgumentError(why))
+            case GivenUp(_, why):
+                self._arrived.end(RepeatedLossError(why))
+            case _:
+                raise TypeError(f"a consumer of the data service got {message!r:.200}")
         return True
 
     def _read_all(self, number: int) -> None:
@@ -346,7 +350,7 @@ class _Connection:
             connection = self._connections[worker] = WorkerConnection(
                 worker, self._name, next(_numbers), self._address, self._compression, self._got, self._lost
             )
-        # A message that cannot be sent now is covered by the next "join".
+        # A message that cannot be sent now is covered by the next `JoinTask`.
         if connection is not None:
             connection.append(message)
 

@@ -280,6 +280,8 @@ class Reading:
                 )
             case Failure():
                 self._arrived.end(message.error())
+            case _:
+                raise TypeError(f"a consumer of the data service got {message!r:.200}")
 
     def _remove(self, task: str, unwanted: Intervals) -> Pairs:
         with self._arrived.changed:

@@ -3,9 +3,10 @@
 ===================  ====================  ==========================  =================================================
 message              is sent by            is answered by              if the connection is lost
 ===================  ====================  ==========================  =================================================
-`Hello`              a consumer            `Welcome`                   the consumer connects again, and says all again
+`Hello`              a consumer            `Welcome`                   the consumer connects again and sends it again
 `Register`           a consumer            `Registered`, `Refusal`     the same
-`Join`               a consumer            `TasksToRead`, or an end    the same
+`Join`               a consumer            `TasksToRead`, `Refusal`,   the same
+                                            or an end
 `AllRead`            a consumer            an end, or more tasks       it joins again, and gets the tasks again
 `Leave`              a consumer            nothing                     the dispatcher takes it for lost
 `JobsAsked`          a program             `Jobs`                      the program gets an error

@@ -118,10 +118,10 @@ class Dispatcher:
                 return self.progressed(task, attempt, pairs)
             case TaskOver(task, attempt):
                 return self.task_done(task, attempt)
-            case ConsumerAway(name) if not self.knows(name):
-                # The consumer had left before the worker heard of it.
-                return [LoseConsumer(worker, None, name, ())]
-        return []
+            case ConsumerAway(name):
+                # If it is unknown, it had left before the worker heard of it.
+                return [] if self.knows(name) else [LoseConsumer(worker, None, name, ())]
+        raise TypeError(f"the dispatcher of the data service got {message!r:.200}")
 
     # --- datasets ---
 

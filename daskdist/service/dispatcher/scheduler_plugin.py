@@ -167,6 +167,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         return True
 
     def _event(self, event: bytes, worker: str) -> None:
+        # The tasks of a worker that was removed have new attempts, which its last messages are not about.
         if worker in self._scheduler.workers:
             self._carry_out(self.dispatcher.heard(pickle.loads(event), worker, self._scheduler.workers[worker].host))
 

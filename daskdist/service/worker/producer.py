@@ -8,7 +8,7 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from daskdist.config import in_bytes, sent
 from daskdist.core.block import Block, Rows
@@ -183,6 +183,8 @@ class Producer:
             case Room(window_elements):
                 self._send_to(name, message)
                 self._carry_out(self.delivery.resized(name, window_elements))
+            case _:
+                assert_never(message)
 
     def miss(self, name: str) -> None:
         """Record that the connection of a consumer broke; it may join again."""

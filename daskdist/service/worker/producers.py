@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import assert_never
 
 from daskdist.service.dispatcher.commands import LoseConsumer, StartTask, StopTask, TaskSpec, ToWorker
 from daskdist.service.intervals import Intervals, Pairs
@@ -40,6 +41,8 @@ class Producers:
                 self.stop(task)
             case LoseConsumer(_, task, consumer, done):
                 self.lose(task, consumer, done)
+            case _:
+                assert_never(message)
         return None
 
     def start(self, spec: TaskSpec, pickled: bytes | None) -> Producer:

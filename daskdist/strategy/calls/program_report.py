@@ -76,11 +76,14 @@ class ProgramReport:
         self._streams.on_beat = weakref.WeakMethod(self._send)
 
     async def _send(self) -> None:
-        streams, started = self._streams, self._streams.on_beat
+        reference, started = weakref.ref(self._streams), self._streams.on_beat
         try:
-            report = getattr(self.client.scheduler, REPORT_OPERATION)
-            await report(token=self.token, report=self.content())
+            sending = getattr(self.client.scheduler, REPORT_OPERATION)(token=self.token, report=self.content())
+            # A scheduler that does not answer keeps nothing of the strategy.
+            del self
+            await sending
         except Exception:
             # The strategy is closed, or the scheduler is gone. Another one may have been found meanwhile.
-            if streams.on_beat is started:
+            streams = reference()
+            if streams is not None and streams.on_beat is started:
                 streams.on_beat = lambda: None

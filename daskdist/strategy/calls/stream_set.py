@@ -21,6 +21,7 @@ from tornado.ioloop import PeriodicCallback
 from daskdist.config import in_bytes, setting
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import ask_workers, closed_error, root_cause
+from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
@@ -355,7 +356,9 @@ class StreamSet:
             elif kind is Running:
                 stream.running_at, stream.running = message
             elif kind is NeedsData and message.key not in stream.needed:
-                in_background(self._report_lost_data(stream, message.key))
+                stream.needed.add(message.key)
+                task = in_background(self._report_lost_data(stream, message.key))
+                task.add_done_callback(lambda _, key=message.key: stream.needed.discard(key))  # type: ignore[misc]
             elif kind is Leaving:
                 self.live_workers.note_leaving(stream.address, *(() if message.values is None else (message.values,)))
             elif kind is NotPassedOn:
@@ -372,16 +375,14 @@ class StreamSet:
     async def _report_lost_data(self, stream: StepStream, key: Any) -> None:
         # A worker waits for a task's result, and does not know if the task failed elsewhere, or is gone.
         future = future_of(key, list(self._under_way.values()))
-        stream.needed.add(key)
-        try:
-            error = await self.live_workers.error_of(self.client, key, future)
-        finally:
-            stream.needed.discard(key)
-        if error is not None:
-            with self.lock:
-                if stream.is_open:
-                    stream.link.append(FailData(key, Failed(Failure.of(error), None)))
-            self.flush()
+        error = None if future is None else await self.live_workers.error_of(self.client, future)
+        with self.lock:
+            # Calls are sent under the lock: none needs it any more.
+            if future is None and future_of(key, list(self._under_way.values())) is None:
+                error = lost_data_error(key)
+            if error is not None and stream.is_open:
+                stream.link.append(FailData(key, Failed(Failure.of(error), None)))
+        self.flush()
 
     def _record_outcome(self, record: Record, place: int, structure: Any, payload: Any) -> None:
         with _recording:
@@ -588,8 +589,7 @@ class StreamSet:
 
     @staticmethod
     def _beat(reference: weakref.ref[StreamSet]) -> None:
-        streams = reference()
-        if streams is not None:
+        if (streams := reference()) is not None:
             if streams.connection.is_lost:
                 streams.live_workers.has_lost = True
             streams._flush_in_loop()

@@ -202,6 +202,8 @@ class DistributedIterator(Advised):
             try:
                 try:
                     value = self._next()
+                    if self._feed.maps_on_replicas is not None:
+                        value = self._mapped(value)
                 finally:
                     self._times.note(begun_at, perf_counter())
                 self._times.num_steps += 1
@@ -261,12 +263,10 @@ class DistributedIterator(Advised):
         if self._failure:
             # Raise the failure again instead of skipping it silently.
             raise self._failure[0](*self._failure[1])
-        is_taken = False
         try:
             if not self._is_over and self._has_changed():
                 self._continue_with_replicas(lost)
-            value, is_taken = self._step(), True
-            return value if self._feed.maps_on_replicas is None else self._mapped(value)
+            return self._step()
         except OutOfRangeError:
             if num_skipped := self._own_stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
@@ -277,31 +277,38 @@ class DistributedIterator(Advised):
             self._internals.raise_unobserved()
             raise
         except Exception as error:
-            is_of_map = is_taken and not isinstance(error, ClusterError)
-            if is_of_map or (is_of_element(error) and not self._puts_on_devices):
+            if is_of_element(error) and not self._puts_on_devices:
                 # Only this step failed; others follow it.
                 if must_raise(error, self._reported):
                     raise
                 return self._next()
-            # The rest of the pass lacks a step that was taken.
-            is_of_step = isinstance(error, ClusterError) and not self._puts_on_devices and not is_taken
+            is_of_step = isinstance(error, ClusterError) and not self._puts_on_devices
             if is_of_step and self._has_changed(after_error=True):
                 # A worker was lost while its data was waited for.
                 return self._next(error)
-            # Keep no reference to the error: its traceback refers to this iterator.
-            self._failure = type_and_arguments(error)
-            self._close()
+            self._fail(error)
             raise
 
+    def _fail(self, error: Exception) -> None:
+        # Keep no reference to the error: its traceback refers to this iterator.
+        self._failure = type_and_arguments(error)
+        self._close()
+
     def _mapped(self, value: Any) -> Any:
-        # Let the replicas call their functions with a step; if some are lost, it is divided among the others.
+        # Let the replicas call their functions with a step; if some are lost, it is divided among the others. If a
+        # function fails, other steps follow.
         while (maps := self._feed.maps_on_replicas) is not None:
             replicas = self._replicas
             try:
                 return self._strategy.run(maps, args=(value,))
             except ClusterError:
-                self._continue_with_replicas()
-                if self._replicas is replicas:
+                try:
+                    self._continue_with_replicas()
+                    if self._replicas is replicas:
+                        raise
+                except Exception as error:
+                    # The rest of the pass lacks this step.
+                    self._fail(error)
                     raise
         return value
 
@@ -432,7 +439,8 @@ class DistributedIterator(Advised):
         if self._is_closed:
             raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
         has_begun = self._num_steps > 0 or self._is_over or any(self._feeds.handed_out())
-        self._continue_from(state, with_new_caller=has_begun or self._ahead is not None)
+        is_used = has_begun or self._failure is not None or self._ahead is not None
+        self._continue_from(state, with_new_caller=is_used)
 
     def _continue_from(self, state: dict[str, Any], *, with_new_caller: bool = False) -> None:
         source = self._feed.source
@@ -447,7 +455,12 @@ class DistributedIterator(Advised):
             self._feeds.close()
         self._num_steps, self._is_over = num_steps, is_over
         starts = [(position.answers, position.num_elements) for position in positions]
-        self._open(pipelines, [position.epoch for position in positions], starts)
+        try:
+            self._open(pipelines, [position.epoch for position in positions], starts)
+        except Exception as error:
+            # Some pipelines may be open, and others not.
+            self._fail(error)
+            raise
         self._feeds.done = done
         self._handed_out = self._feeds.handed_out()
         source.note_pass((self._sections or [section])[0])

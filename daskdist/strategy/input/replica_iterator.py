@@ -121,6 +121,7 @@ class ReplicaIterator(Iterator[Any]):
     @synchronized
     def __next__(self) -> Any:
         self._end.check()
+        self._has_more = False
         try:
             element = self._next_good()
             if self._plan.maps:
