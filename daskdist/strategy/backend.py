@@ -14,8 +14,8 @@ from daskdist.strategy.status import WorkerStatus
 RECOVERY: Final = "recovery"
 
 
-class ReplicasChangedError(ClusterError):
-    """Another thread has changed the replicas since a call for them was begun."""
+class GenerationEndedError(ClusterError):
+    """The replicas are others than those for which a call or a recovery was begun; see `Generations`."""
 
 
 _T = TypeVar("_T")
@@ -73,32 +73,30 @@ class ResultSource(Protocol):
         ...
 
 
-class PresentWorkers(Protocol):
-    """The interface of what is known of the workers with replicas."""
+class PresentWorkers:
+    """The state of the workers with replicas; this one is of replicas in this process, which cannot be lost."""
 
     # Whether something failed since `Recovery.recover` last checked them, whether one is known to be lost, and whether
     # one has said that it is going to end.
-    in_doubt: bool
-    has_lost: bool
-    is_left: bool
+    in_doubt = has_lost = is_left = False
 
     @property
     def leaving(self) -> Sequence[str]:
         """The workers that take part and are going to end."""
-        ...
+        return ()
 
 
-class Recovery(Protocol):
-    """The interface that continues with other workers when some are lost."""
+class Recovery:
+    """The part that continues with other workers when some are lost; this one is of replicas that cannot be lost."""
 
     @property
     def in_doubt(self) -> bool:
         """Return whether workers may be lost, which `recover` checks."""
-        ...
+        return False
 
     def take_handed_over(self) -> Sequence[Mapping[int, Mapping[int, list[Any]]]]:
         """Return the values of workers that have left, once: number of a variable -> number of a replica -> leaves."""
-        ...
+        return ()
 
     def lost_workers(self, within_s: float) -> list[str]:
         """Return the workers that are lost but still have replicas, waiting up to some seconds for one.
@@ -108,68 +106,65 @@ class Recovery(Protocol):
         ClusterError
             The program is not connected to the cluster.
         """
-        ...
+        return []
 
     def recover(self, group: ReplicaGroup) -> ReplicaGroup:
         """Return the remaining replicas after the loss of workers, or the group itself if none is lost.
 
         Calls on the remaining workers have finished by then, and those that need the others have failed.
+
+        Raises
+        ------
+        GenerationEndedError
+            More was lost meanwhile; call it again.
         """
-        ...
+        return group
 
     def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
         """Return the replicas with those of workers that take the places of lost ones, or the group itself.
 
         Earlier calls have finished by then.
         """
-        ...
+        return group
 
     def waits_for_replacement(self, lost: Collection[str]) -> Iterator[float]:
         """Yield seconds to wait between attempts of `with_replacements`, while Dask may start lost workers again."""
-        ...
+        return iter(())
 
 
-class CallRepetition(Protocol):
-    """The interface that repeats calls which failed because of a lost worker."""
+class CallRepetition:
+    """The part that makes calls again that failed with a lost worker; this one is of replicas that cannot be lost."""
 
-    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
-        ...
-
-    def made_again_since(self, number: int) -> bool:
-        """Continue with the remaining replicas if some are lost and steps are under way.
-
-        Return whether calls were made again more often than ``number`` times.
-        """
-        ...
+    # How often calls were made again, or given up.
+    num_made_again = 0
+    # Whether calls would have to be made again if workers are lost, or the scheduler is.
+    is_needed = False
 
     def first_to_undo(self) -> int | None:
         """Return the number of the first call to undo, as it is to be made again; None if there is none."""
-        ...
+        return None
 
     def note_undone(self) -> None:
         """Note that the changes of variables by the calls that are to be made again are undone."""
-        ...
 
     def note_aligned(self) -> None:
         """Note that all replicas have the same values of variables."""
-        ...
 
     def lost_once(self) -> Collection[str]:
         """Return the workers that were lost with calls that are to be made again, and were made once."""
-        ...
+        return ()
 
     def make_again(self, group: ReplicaGroup) -> None:
         """Make the calls of steps again that failed because of a lost worker, and those after them."""
-        ...
 
     def give_up(self, why: str) -> None:
         """Do not make the calls again that failed because of a lost worker, and log the reason."""
-        ...
 
 
-class Backend(Protocol):
+class Backend:
     """The interface that makes the calls of a strategy, on its replicas or once for all.
+
+    Methods that have a body are those of calls in this process, which are made at once, and of which nothing is lost.
 
     ====================  =====================  ================================================================
     backend               replicas               calls
@@ -188,30 +183,17 @@ class Backend(Protocol):
     handles is dropped on its worker.
     """
 
-    @property
-    def defers(self) -> bool:
-        """Return whether handles are references to results elsewhere, and the backend is a `ResultSource`."""
-        ...
-
-    @property
-    def client(self) -> Any:
-        """The connection to the cluster with the results; None in this process."""
-        ...
-
-    @property
-    def live_workers(self) -> PresentWorkers:
-        """The workers with replicas."""
-        ...
-
-    @property
-    def recovery(self) -> Recovery:
-        """Return the part that continues with other workers when some are lost."""
-        ...
-
-    @property
-    def repetition(self) -> CallRepetition:
-        """Return the part that makes calls again."""
-        ...
+    # Whether handles are references to results elsewhere, and the backend is a `ResultSource`.
+    defers: bool = False
+    # The connection to the cluster with the results; None in this process.
+    client: Any = None
+    # The workers with replicas: what `PresentWorkers` has.
+    live_workers: Any = PresentWorkers()
+    # What continues with other workers when some are lost, and what makes calls again.
+    recovery: Recovery = Recovery()
+    repetition: CallRepetition = CallRepetition()
+    # The `Generations` of the strategy, once there is one.
+    generations: Any = None
 
     def call(
         self, function: Callable[..., Any], args: tuple[Any, ...], *, worker: str | None = None, name: str
@@ -234,22 +216,21 @@ class Backend(Protocol):
         Sequence
             One handle, that of the result.
         """
-        ...
+        raise NotImplementedError
 
-    def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Sequence[Handle]:
+    def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
         """Make a call on results of a step, by a function that makes it for given replicas, or for the current ones.
 
         If a worker is lost before the step is complete, the call is made again for the remaining replicas.
         """
-        ...
+        return make(group)
 
     def wait_for_step(self, handles: Sequence[Handle]) -> None:
         """Wait for the results of one call on all replicas; raise an error as soon as one replica fails."""
-        ...
 
     def is_done(self, handle: Handle) -> bool:
         """Return whether a call has finished."""
-        ...
+        return True
 
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
@@ -280,15 +261,15 @@ class Backend(Protocol):
         ClusterError
             The backend is closed, or a worker is lost.
         """
-        ...
+        raise NotImplementedError
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
         """Wait for several results and return them in this process; raise the error of the first that failed."""
-        ...
+        return list(handles)
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
         """Wait for the results of a call on replicas; return the structure of each, and which leaves are None."""
-        ...
+        raise NotImplementedError
 
     def finish(self, *, raises_all: bool = False) -> None:
         """Wait until all calls have finished.
@@ -296,30 +277,25 @@ class Backend(Protocol):
         Raise the error of a call whose results were not read and no longer can be, or, if ``raises_all``, that were not
         read yet.
         """
-        ...
 
     def raise_unobserved(self) -> None:
         """Raise the error of a call whose results were not read and no longer can be; called at the end of a pass."""
-        ...
 
     def note_iterator(self, iterator: Any) -> None:
         """Show the figures of an iterator over a distributed dataset on the dashboard, if there is one."""
-        ...
 
     def wait_while(self, condition: Callable[[], bool]) -> None:
         """Wait while a condition holds and calls are under way; the end of a call may change the condition."""
-        ...
 
     def forget(self, variable: int) -> None:
         """Drop the copies of a variable, by its number, once earlier calls have finished.
 
         The garbage collector calls this, in any thread and at any time.
         """
-        ...
+        raise NotImplementedError
 
     def cut_for(self, leaf: Any, group: ReplicaGroup) -> None:
         """Split the global batch of a leaf for replicas, if it was split for another number of them."""
-        ...
 
     def end_call(self, handles: Sequence[Handle], why: str) -> None:
         """End the functions of a call at their next batch, collective operation or checkpoint, and wait for that.
@@ -329,19 +305,18 @@ class Backend(Protocol):
         ClusterError
             They do not end within ``daskdist.timeouts.step`` seconds.
         """
-        ...
 
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most.
 
         If not ``asks``, it is the program's knowledge, without the running calls.
         """
-        ...
+        raise NotImplementedError
 
     def check_open(self, operation: str) -> None:
         """Raise a `ClusterError` if the backend is closed."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Drop unfinished calls and free all resources of the strategy; later calls raise `ClusterError`."""
-        ...
+        raise NotImplementedError

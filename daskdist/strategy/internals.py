@@ -16,7 +16,8 @@ from daskdist.config import setting
 from daskdist.core.functions.current_context import current_context
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError, NotMadeAgainError
 from daskdist.execute.caller import Handle
-from daskdist.strategy.backend import RECOVERY, Backend, ReplicasChangedError
+from daskdist.strategy.backend import RECOVERY, Backend
+from daskdist.strategy.calls.recovery.generations import Generations
 from daskdist.strategy.calls.returned_values import ReturnedValues
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
@@ -29,7 +30,6 @@ from daskdist.strategy.replica.context import (
     is_free_for,
 )
 from daskdist.strategy.replica.contract import StrategyContract
-from daskdist.strategy.replica.current_group import CurrentGroup
 from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.flat import LEAVES, flattened_call
@@ -72,7 +72,6 @@ class StrategyInternals:
     ) -> None:
         self._strategy = weakref.ref(strategy)
         self.token = group.token
-        self.group = CurrentGroup(group, backend.recovery)
         self.backend = backend
         # The same object, if it is the source of asynchronous values.
         self._source: Any = backend
@@ -84,7 +83,8 @@ class StrategyInternals:
         self._handed_over: list[tuple[int, Mapping[int, list[Any]]]] = []
         # number -> variable, for the variables that the program still references.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
-        backend.repetition.on_loss(weakref.WeakMethod(self.recover))
+        self.group = backend.generations = Generations(group, backend, weakref.WeakMethod(self._align))
+        self.recover, self.recover_soon = self.group.recover, self.group.recover_soon
 
     def register(self, variable: Variable) -> None:
         """Register a new variable; its copies on replicas are freed when the program drops it."""
@@ -96,19 +96,6 @@ class StrategyInternals:
         # The references are listed at once: other threads may create variables meanwhile.
         variables = [reference() for reference in self._variables.valuerefs()]
         return [variable for variable in variables if variable is not None]
-
-    def recover(self) -> None:
-        """Continue with the remaining replicas if some are lost."""
-        self.group.recover(self._align)
-
-    def recover_soon(self) -> None:
-        """Continue with the remaining replicas if some are known to be lost."""
-        live_workers = self.backend.live_workers
-        if live_workers.has_lost:
-            live_workers.in_doubt = True
-        # Another thread may be recovering.
-        if live_workers.in_doubt or self.group.is_recovering:
-            self.recover()
 
     def take_replacements(self) -> None:
         """Give replicas to workers that can take the places of lost ones, or further ones, before a pass."""
@@ -125,49 +112,14 @@ class StrategyInternals:
             return False
         strategy: Any = self._strategy()
 
-        def join(group: ReplicaGroup) -> None:
+        def join() -> None:
             with cross_replica_scope(strategy):
                 joined = [self.call_each(1, RECOVERY, join_on_replica, variable) for variable in variables]
                 for (outcome,) in joined:
                     strategy.local_results(outcome)
 
-        self._with_replicas(join, settles=True)
+        self.group.call(join, settles=True)
         return True
-
-    def _with_replicas(
-        self,
-        work: Callable[[ReplicaGroup], _T],
-        recover: Callable[[], Any] | None = None,
-        *,
-        settles: bool = False,
-    ) -> _T:
-        """Return the result of a function of the current replicas; call it again if some are lost meanwhile.
-
-        Parameters
-        ----------
-        work
-            The function.
-        recover
-            Called after an error, to continue with the remaining replicas if some are lost; `recover_soon` by default.
-        settles
-            Whether the function is also called again if replicas are found to be lost after it.
-        """
-        while True:
-            group = self.group.now
-            try:
-                result = work(group)
-            except NotMadeAgainError:
-                raise
-            except (ClusterError, CollectiveError) as error:
-                # After a change of the replicas by another thread, wait for its end.
-                (self.recover if isinstance(error, ReplicasChangedError) else recover or self.recover_soon)()
-                if self.group.now is group:
-                    raise
-                continue
-            if settles:
-                self.recover_soon()
-            if not settles or self.group.now is group:
-                return result
 
     def spare_last(self, lost: Collection[str]) -> bool:
         """Return whether a call may be made again that was being made when workers were lost.
@@ -195,7 +147,7 @@ class StrategyInternals:
         Make calls again that need lost workers.
         """
         self.recover_soon()
-        self._with_replicas(lambda _: self.backend.raise_unobserved(), lambda: None, settles=True)
+        self.group.call(self.backend.raise_unobserved, lambda: None, settles=True)
 
     def finish(self, *, raises_all: bool = False) -> None:
         """Wait for all calls, repeating those that failed because of a lost worker.
@@ -204,7 +156,7 @@ class StrategyInternals:
         """
         # At the end of a strategy, nothing is left that needs another scheduler.
         recover = None if raises_all else lambda: None
-        self._with_replicas(lambda _: self.backend.finish(raises_all=raises_all), recover, settles=True)
+        self.group.call(partial(self.backend.finish, raises_all=raises_all), recover, settles=True)
 
     def _align(self, some_remain: bool) -> None:
         if some_remain:
@@ -363,9 +315,10 @@ class StrategyInternals:
         elif live_workers.in_doubt:
             self.recover()
         # Without a batch, a call may need what steps change that are under way; these are made again first.
-        recover = None if batches else partial(self.backend.repetition.made_again_since, 0)
+        recover = None if batches else self.group.recover_steps
 
-        def send(group: ReplicaGroup) -> Sequence[Handle]:
+        def send() -> Sequence[Handle]:
+            group = self.group.now
             if self.group.has_changed:
                 for leaf in batches:
                     self.backend.cut_for(leaf, group)
@@ -375,15 +328,15 @@ class StrategyInternals:
                         raise self.group.wrong_size(operation, num_values(leaf))
             return self.backend.call_replicas(operation, fn, leaves, treespec, group)
 
-        return self._with_replicas(send, recover)
+        return self.group.call(send, recover)
 
     def logged(self, make: Callable[[ReplicaGroup], Sequence[Handle]]) -> Sequence[Handle]:
         """Make a call on results of steps as `Backend.logged` does, also if the scheduler is lost before it is sent."""
-        return self._with_replicas(partial(self.backend.logged, make), self.recover)
+        return self.group.call(partial(self.backend.logged, make), self.recover)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], worker: str | None, name: str) -> Any:
         """Make a call once as `Backend.call` does, also if the scheduler is lost before it is sent."""
-        return self._with_replicas(lambda _: self.backend.call(function, args, worker=worker, name=name))
+        return self.group.call(partial(self.backend.call, function, args, worker=worker, name=name))
 
     def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
         """Call a function that returns a list of ``num_leaves`` leaves on each replica; return each leaf's values."""
@@ -467,8 +420,8 @@ def _called_by(replica: ReplicaContext, operation: str) -> RuntimeError:
 
 @dataclass(slots=True)
 class _FoldCall:
-    # A reduction, which is made by calling this with the replicas; it is a single object, as each step under way has
-    # one.
+    # A reduction, which is made by calling this with the replicas, or None for the current ones; it is a single object,
+    # as each step under way has one.
     backend: Backend
     op: Op
     axis: Axis
@@ -477,8 +430,8 @@ class _FoldCall:
     on: str | None
     is_weighted: bool
 
-    def __call__(self, group: ReplicaGroup) -> Any:
-        values = self.values
+    def __call__(self, group: ReplicaGroup | None) -> Any:
+        group, values = group or self.backend.generations.now, self.values
         refs = values if isinstance(values, Refs) else _refs_in(values, self.backend)
         parts: Refs | Sequence[Sequence[Any]]
         if refs is not None:

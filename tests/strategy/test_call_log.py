@@ -11,12 +11,12 @@ import pytest
 
 from daskdist.errors import ClusterError, CollectiveError, NotMadeAgainError
 from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.backend import CallRepetition, GenerationEndedError, PresentWorkers
 from daskdist.strategy.calls.calls import Call, Record, note_lost
 from daskdist.strategy.calls.outcomes import Failed
 from daskdist.strategy.calls.recovery.call_log import CallLog
+from daskdist.strategy.calls.recovery.generations import Generations
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.internals import StrategyInternals
-from daskdist.strategy.replica.current_group import CurrentGroup
 
 
 def a_call(number, is_of_replicas=False):
@@ -83,6 +83,11 @@ def test_a_lost_worker_was_making_one_of_the_first_two_calls_of_each_of_its_repl
     assert reduction.lost == ("lost",)
 
 
+def generations_of(group, recovery, align):
+    backend = SimpleNamespace(live_workers=PresentWorkers(), recovery=recovery, repetition=CallRepetition())
+    return Generations(group, backend, lambda: align)
+
+
 @pytest.mark.parametrize("error", [ClusterError, CollectiveError])
 def test_a_recovery_goes_on_if_another_worker_is_lost_while_replicas_meet(error):
     three = ReplicaGroup("token", tuple(Replica(name, "CPU:0") for name in "abc"))
@@ -94,15 +99,35 @@ def test_a_recovery_goes_on_if_another_worker_is_lost_while_replicas_meet(error)
         def recover(self, group):
             return groups.pop(0) if groups else group
 
-    current, sizes = CurrentGroup(three, Recovery()), []
+    sizes = []
 
     def align(some_remain):
         sizes.append(len(current.now.replicas))
         if len(sizes) == 1:
             raise error("a replica is missing")
 
-    current.recover(align)
+    current = generations_of(three, Recovery(), align)
+    current.recover()
     assert sizes == [2, 1]
+
+
+def test_a_recovery_goes_on_if_more_is_lost_while_others_are_looked_for():
+    two = ReplicaGroup("token", (Replica("a", "CPU:0"), Replica("b", "CPU:0")))
+    groups = [GenerationEndedError("more is lost"), replace(two, replicas=two.replicas[:1])]
+
+    class Recovery:
+        in_doubt = True
+
+        def recover(self, group):
+            found = groups.pop(0) if groups else group
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+    aligned = []
+    current = generations_of(two, Recovery(), aligned.append)
+    current.recover()
+    assert (aligned, len(current.now.replicas), groups) == ([True], 1, [])
 
 
 def test_a_recovery_that_failed_is_continued_by_the_next_call():
@@ -121,24 +146,46 @@ def test_a_recovery_that_failed_is_continued_by_the_next_call():
         if errors:
             raise errors.pop(0)
 
-    current = CurrentGroup(two, Recovery())
+    current = generations_of(two, Recovery(), align)
     with pytest.raises(OSError, match="second"):
-        current.recover(align)
+        current.recover()
     assert current.is_recovering
-    current.recover(align)
+    current.recover()
     assert not current.is_recovering
-    current.recover(align)
+    current.recover()
     assert calls == [True] * 3
 
 
 def test_steps_that_are_not_made_again_are_an_error_also_if_replicas_change():
-    strategy = SimpleNamespace(group=SimpleNamespace(now=1), recover_soon=lambda: setattr(strategy.group, "now", 2))
+    current = generations_of(1, None, None)
 
-    def work(group):
-        raise NotMadeAgainError("steps") if group == 1 else ClusterError("never")
+    def work():
+        raise NotMadeAgainError("steps") if current.now == 1 else ClusterError("never")
 
     with pytest.raises(NotMadeAgainError):
-        StrategyInternals._with_replicas(strategy, work)
+        current.call(work, lambda: setattr(current, "now", 2))
+
+
+@pytest.mark.parametrize("changed", ["replicas", "calls made again", "nothing"])
+def test_what_fails_with_a_generation_is_called_again_in_the_next_one(changed):
+    current, errors = generations_of(1, None, None), [ClusterError("lost"), ClusterError("lost again")]
+
+    def recover():
+        if changed == "replicas":
+            current.now += 1
+        elif changed == "calls made again":
+            current._repetition.num_made_again += 1
+
+    def work():
+        if errors:
+            raise errors.pop(0)
+        return "result"
+
+    if changed == "nothing":
+        with pytest.raises(ClusterError, match=r"^lost$"):
+            current.call(work, recover)
+    else:
+        assert current.call(work, recover) == "result"
 
 
 def test_other_threads_wait_for_a_recovery_that_is_under_way():
@@ -155,10 +202,10 @@ def test_other_threads_wait_for_a_recovery_that_is_under_way():
             self.in_doubt = False
             return left
 
-    current = CurrentGroup(first, Recovery())
+    current = generations_of(first, Recovery(), lambda some_remain: None)
 
     def recover(name):
-        current.recover(lambda some_remain: None)
+        current.recover()
         order.append((name, current.now is left))
 
     threads = [threading.Thread(target=recover, args=(name,)) for name in "ab"]

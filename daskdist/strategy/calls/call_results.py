@@ -8,8 +8,9 @@ from typing import Any, Final, TypeVar
 
 from daskdist.errors import NotMadeAgainError
 from daskdist.execute.caller import Handle
+from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit
-from daskdist.strategy.backend import RECOVERY
+from daskdist.strategy.backend import RECOVERY, Backend
 from daskdist.strategy.calls.calls import LOOK, LOST, Call, lost_calls
 from daskdist.strategy.calls.captures import current_capture
 from daskdist.strategy.calls.outcomes import Failed, StaysOnWorker, received_outcome
@@ -26,7 +27,7 @@ _T = TypeVar("_T")
 _SOON_S: Final = 0.5
 
 
-class CallResults:
+class CallResults(Backend):
     """The part of a backend on a cluster that waits for results, and returns them to the program.
 
     Parameters
@@ -41,6 +42,9 @@ class CallResults:
         Makes tasks of Dask's own.
     """
 
+    repetition: RepeatedCalls
+    live_workers: LiveWorkers
+
     def __init__(self, streams: StreamSet, log: CallLog, repetition: RepeatedCalls, submit: Submit) -> None:
         self.streams = streams
         self._log = log
@@ -49,12 +53,6 @@ class CallResults:
         self._submit = submit
         # That of the strategy, once it is open.
         self._token = ""
-
-    def call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], *, worker: str | None = None, name: str
-    ) -> Call:
-        """Make a call once; see `Backend`."""
-        raise NotImplementedError
 
     def results(self, refs: Sequence[Ref]) -> list[Any]:
         """Wait for several values and return them; see `ResultSource`."""
@@ -91,7 +89,8 @@ class CallResults:
                     raise self.streams.lost_with(ref.source.workers[ref.place])
             there.setdefault(ref.worker, []).append(index)
         for worker, indices in there.items():
-            looks.append(self.call(look, tuple([refs[index] for index in indices]), worker=worker, name=LOOK))
+            arguments = tuple([refs[index] for index in indices])
+            looks.append(self.call(look, arguments, worker=worker, name=LOOK))  # type: ignore[arg-type]
         if looks:
             self._wait_for(looks, None)
             for call, indices in zip(looks, there.values(), strict=True):
@@ -112,7 +111,10 @@ class CallResults:
                 before, new = call.record, again(None)
                 call.become(new)
                 self._log.replace(before, call.record)
-        return bool(lost) or not all(is_there(look.record.workers[0], look.record.number) for look in looks)
+        is_again = bool(lost) or not all(is_there(look.record.workers[0], look.record.number) for look in looks)
+        if is_again:
+            self.repetition.note_made_again()
+        return is_again
 
     def check_there(self, ref: Ref) -> None:
         """Raise an error if a result is lost with its worker, and its call cannot be made again on another.
@@ -141,18 +143,20 @@ class CallResults:
         These are also the calls of some references, if they were made once on lost workers, and calls that look at
         results on lost workers.
         """
-        while True:
-            number = self.repetition.num_made_again
-            try:
-                return read()
-            except NotMadeAgainError:
-                raise
-            except LOST as error:
-                if not (self._made_on_another(refs, looks) or self.repetition.made_again_since(number)):
-                    # The recovery may have given up what was read, and says why.
-                    self.repetition.raise_failure()
-                    self.streams.note_final(error)
-                    raise
+
+        def recover() -> None:
+            if not self._made_on_another(refs, looks):
+                self.generations.recover_steps()
+
+        try:
+            return self.generations.call(read, recover)  # type: ignore[no-any-return]
+        except NotMadeAgainError:
+            raise
+        except LOST as error:
+            # The recovery may have given up what was read, and says why.
+            self.repetition.raise_failure()
+            self.streams.note_final(error)
+            raise
 
     def wait_for_step(self, handles: Sequence[Handle], reason: str = "a result was looked at") -> None:
         """Wait for the calls of one step; raise the error of one of them as soon as it is known."""

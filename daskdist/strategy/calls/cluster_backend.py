@@ -83,6 +83,7 @@ class ClusterBackend(CallResults):
     """
 
     defers = True
+    recovery: SchedulerRecovery
 
     def __init__(
         self,

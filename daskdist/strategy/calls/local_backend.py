@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
+from daskdist.strategy.backend import Backend
 from daskdist.strategy.calls.local_calls import Calls
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
@@ -19,67 +20,7 @@ if TYPE_CHECKING:
     from daskdist.strategy.replica.contract import StrategyContract
 
 
-class NoWorkers:
-    """The workers of replicas that are in this process: there are none that could be lost."""
-
-    in_doubt = has_lost = is_left = False
-    leaving: Sequence[str] = ()
-
-
-class NoRecovery:
-    """The recovery of replicas that cannot be lost, as they are in this process: it has nothing to do."""
-
-    in_doubt = False
-
-    def take_handed_over(self) -> Sequence[Any]:
-        """Return nothing, as replicas of this process do not leave."""
-        return ()
-
-    def lost_workers(self, within_s: float) -> list[str]:
-        """Return none: replicas of this process cannot be lost."""
-        return []
-
-    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Return the group, as replicas of this process cannot be lost."""
-        return group
-
-    def with_replacements(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Return the group."""
-        return group
-
-    def waits_for_replacement(self, lost: Collection[str]) -> Iterator[float]:
-        """Yield nothing, as replicas of this process cannot be lost."""
-        return iter(())
-
-    def lost_once(self) -> Collection[str]:
-        """Return none, as replicas of this process cannot be lost."""
-        return ()
-
-    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Ignore the function."""
-
-    def made_again_since(self, number: int) -> bool:
-        """Return False."""
-        return False
-
-    def first_to_undo(self) -> int | None:
-        """Return None."""
-        return None
-
-    def note_undone(self) -> None:
-        """Return immediately."""
-
-    def note_aligned(self) -> None:
-        """Return immediately."""
-
-    def make_again(self, group: ReplicaGroup) -> None:
-        """Return immediately."""
-
-    def give_up(self, why: str) -> None:
-        """Return immediately."""
-
-
-class LocalBackend:
+class LocalBackend(Backend):
     """Calls on replicas of this process.
 
     Parameters
@@ -92,16 +33,11 @@ class LocalBackend:
         The variables of the replicas.
     """
 
-    defers = False
-    client = None
-    live_workers = NoWorkers()
-
     def __init__(
         self, strategy: Callable[[], StrategyContract | None], places: Sequence[Replica], store: VariableStore
     ) -> None:
         self.places = places
         self.store = store
-        self.recovery = self.repetition = NoRecovery()
         self._strategy = strategy
         self._is_closed = False
         self._lock = threading.Lock()
@@ -136,42 +72,9 @@ class LocalBackend:
         flat = map(FlatResult.of, handles)
         return [(result.treespec, tuple(leaf is None for leaf in result.leaves)) for result in flat]
 
-    def results(self, handles: Sequence[Handle]) -> list[Any]:
-        """Return the results, which are the handles."""
-        return list(handles)
-
-    def wait_for_step(self, step: Sequence[Handle]) -> None:
-        """Return immediately: errors are raised by the call itself."""
-
-    def logged(self, make: Callable[[ReplicaGroup], Any], group: ReplicaGroup | None = None) -> Any:
-        """Make the call."""
-        return make(group)  # type: ignore[arg-type]
-
-    def cut_for(self, leaf: Any, group: ReplicaGroup) -> None:
-        """Return immediately: as many replicas as pieces are there."""
-
-    def is_done(self, handle: Handle) -> bool:
-        """Return True."""
-        return True
-
-    def finish(self, *, raises_all: bool = False) -> None:
-        """Return immediately: errors are raised by the call itself."""
-
-    def raise_unobserved(self) -> None:
-        """Return immediately: errors are raised by the call itself."""
-
-    def note_iterator(self, iterator: Any) -> None:
-        """Return immediately: no scheduler shows its figures."""
-
-    def wait_while(self, condition: Callable[[], bool]) -> None:
-        """Return immediately: calls have finished."""
-
     def forget(self, variable: int) -> None:
         """Drop the replicas' copies of a variable."""
         self.store.drop(variable)
-
-    def end_call(self, handles: Sequence[Handle], why: str) -> None:
-        """Return immediately: calls have finished."""
 
     def status(self, group: ReplicaGroup, *, asks: bool = True) -> tuple[WorkerStatus, ...]:
         """Return the status of this process."""

@@ -27,7 +27,7 @@ from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.link import RunClock
 from daskdist.execute.paused_workers import ended_for_memory
-from daskdist.strategy.backend import ReplicasChangedError
+from daskdist.strategy.backend import GenerationEndedError
 from daskdist.strategy.calls.call_arguments import last_reference
 from daskdist.strategy.calls.call_messages import (
     AskRunning,
@@ -267,11 +267,11 @@ class StreamSet:
                 if future is not None and future.cancelled():
                     raise self.live_workers.lost_error(future.key)
 
-    def changed_error(self) -> ReplicasChangedError:
+    def changed_error(self) -> GenerationEndedError:
         """Return the error of a call for other replicas than take part now."""
         # So the caller waits for the thread that changes the replicas.
         self.live_workers.in_doubt = True
-        return ReplicasChangedError("the replicas of the strategy have changed meanwhile; make the call again")
+        return GenerationEndedError("the replicas of the strategy have changed meanwhile; make the call again")
 
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -13,6 +14,7 @@ import dask.config
 from daskdist.errors import ClusterError, DaskdistError, NotMadeAgainError, RepeatedLossError
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.paused_workers import MOST_LOSSES, after_repeated_losses, ended_for_memory
+from daskdist.strategy.backend import CallRepetition
 from daskdist.strategy.calls.calls import Losses, Record
 from daskdist.strategy.calls.outcomes import Failed
 from daskdist.strategy.calls.recovery.call_log import CallLog, LoggedCall
@@ -29,10 +31,8 @@ _FOR_MEMORY: Final = 2
 _ALONE_S: Final = 60.0
 
 
-class RepeatedCalls:
+class RepeatedCalls(CallRepetition):
     """The calls of steps that failed because of a lost worker, and are made again on the remaining ones.
-
-    It implements `daskdist.strategy.backend.CallRepetition`.
 
     Parameters
     ----------
@@ -44,7 +44,9 @@ class RepeatedCalls:
 
     def __init__(self, streams: StreamSet, log: CallLog) -> None:
         self.streams = streams
+        # Changed under the lock.
         self.num_made_again = 0
+        self._lock = threading.Lock()
         self._log = log
         # Handles of the calls that are undone, until they have been made again.
         self._held: list[Any] = []
@@ -52,18 +54,16 @@ class RepeatedCalls:
         self._is_unaligned = False
         # Raised by the next call, unless it was raised where a result was looked at.
         self.failed: Failed | None = None
-        self._recover: Callable[[], Callable[[], None] | None] = lambda: None
 
-    def on_loss(self, recover: Callable[[], Callable[[], None] | None]) -> None:
-        """Set a function that returns what to call to continue with the remaining replicas, or None if unused."""
-        self._recover = recover
+    @property
+    def is_needed(self) -> bool:  # type: ignore[override]
+        """Return whether calls would have to be made again if workers are lost, or the scheduler is."""
+        return bool(self._log) or self.streams.connection.is_lost
 
-    def made_again_since(self, number: int) -> bool:
-        """Continue with the remaining replicas if some are lost; return whether `num_made_again` has changed."""
-        recover = self._recover() if self._log or self.streams.connection.is_lost else None
-        if recover is not None:
-            recover()
-        return self.num_made_again != number
+    def note_made_again(self) -> None:
+        """Note that calls were made again, or given up: what waited for their results looks again."""
+        with self._lock:
+            self.num_made_again += 1
 
     def fail_last(self, failed: Failed, num_replicas: int) -> None:
         """Let the last step fail if it is complete, but its results are of use no more; then it is made again."""
@@ -122,14 +122,15 @@ class RepeatedCalls:
             self._make_again(group)
         finally:
             # A thread that saw a call undone meanwhile looks again.
-            self.num_made_again += bool(self._held)
+            if self._held:
+                self.note_made_again()
             self._held = []
 
     def _make_again(self, group: ReplicaGroup) -> None:
         calls = self._calls_to_make_again()
         records = [record for record, _, _ in calls]
         if calls:
-            self.num_made_again += 1
+            self.note_made_again()
             # A call that was being made at two losses is not made on the last worker.
             most, rest = dask.config.get(MOST_LOSSES), ""
             if len(self.streams.live_workers.present) == 1:
@@ -167,7 +168,7 @@ class RepeatedCalls:
         """Fail the calls if one of them ended several workers, when no worker is left."""
         records = [record for record, _, _ in self._calls_to_make_again()]
         if error := self._repeated_loss(records, 1, "; no worker is left, create a new strategy"):
-            self.num_made_again += 1
+            self.note_made_again()
             self._fail(records, error)
 
     def _repeated_loss(self, records: Sequence[Record], most: int, rest: str = "") -> RepeatedLossError | None:

@@ -31,6 +31,8 @@ class SchedulerConnection:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._known: Any = client.scheduler_comm
+        # The connection to a scheduler that came back, while the strategy has yet to continue with it.
+        self._renewed: Any = None
         self._has_given_up = False
         # Otherwise the client would close itself earlier.
         reconnect_for(client, seconds("timeouts.scheduler") + _LONGER_S)
@@ -43,8 +45,13 @@ class SchedulerConnection:
             return not self._has_given_up
         return client.status == "running" and client.scheduler_comm is not self._known
 
-    def renewed(self, meanwhile: Callable[[], None]) -> Any:
-        """Return the connection to a scheduler at the same address, which is waited for.
+    @property
+    def is_lost_again(self) -> bool:
+        """Return whether the scheduler is lost, also the one that `renew` waited for if there is one."""
+        return self.is_lost and self._client.scheduler_comm is not self._renewed
+
+    def renew(self, meanwhile: Callable[[], None]) -> None:
+        """Wait for a scheduler at the same address.
 
         Parameters
         ----------
@@ -68,8 +75,8 @@ class SchedulerConnection:
             raise closed_error(client) from error
         if client.status != "running":
             raise closed_error(client)
-        return client.scheduler_comm
+        self._renewed = client.scheduler_comm
 
-    def note(self, connection: Any) -> None:
-        """Note that the strategy continues with a connection that `renewed` returned."""
-        self._known, self._has_given_up = connection, False
+    def note(self) -> None:
+        """Note that the strategy continues with the scheduler that `renew` waited for."""
+        self._known, self._renewed, self._has_given_up = self._renewed, None, False

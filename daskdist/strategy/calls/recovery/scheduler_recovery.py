@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -58,24 +59,19 @@ class SchedulerRecovery(WorkerRecovery):
                 raise
         return list(self.live_workers.present) if self.connection.is_lost else lost
 
-    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Continue with the remaining workers, or with others if the scheduler was lost; return the replicas."""
-        while not self.connection.is_lost:
-            try:
-                return super().recover(group)
-            except (ClusterError, OSError):
-                if not self.connection.is_lost:
-                    raise
-        while True:
-            connection = self.connection.renewed(self._abandon_leaving)
-            try:
-                group = self._continued(group)
-                self.connection.note(connection)
-                return group
-            except (ClusterError, OSError):
-                if connection is self.client.scheduler_comm:
-                    raise
-                # The scheduler was lost again.
+    def _recovered(self, group: ReplicaGroup) -> ReplicaGroup:
+        if not self.connection.is_lost:
+            return super()._recovered(group)
+        self.connection.renew(self._abandon_leaving)
+        group = self._continued(group)
+        self.connection.note()
+        return group
+
+    def _is_more_lost(self) -> bool:
+        if self.client.status == "running" and not self.connection.is_lost:
+            with contextlib.suppress(ClusterError, OSError):
+                return super()._is_more_lost()
+        return self.connection.is_lost_again
 
     def _abandon_leaving(self) -> None:
         # Without their scheduler, workers end as soon as the calls that were sent to them have.
@@ -98,7 +94,7 @@ class SchedulerRecovery(WorkerRecovery):
         is_alike = group.num_members == before.num_members
         self._submit.futures.submit_again(dict(zip(before.workers, group.workers, strict=True)) if is_alike else {})
         # Reads of values that the loss interrupted start again.
-        self._repeated_calls.num_made_again += 1
+        self._repeated_calls.note_made_again()
         logger.warning(
             "joined the scheduler at %s again, with %s on %s",
             client.scheduler.address,

@@ -15,6 +15,7 @@ from daskdist.errors import ClusterError
 from daskdist.execute.callers.cluster_requests import closed_error, run_on_scheduler, run_on_workers
 from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
 from daskdist.execute.callers.submit import Submit, workers_of
+from daskdist.strategy.backend import GenerationEndedError, Recovery
 from daskdist.strategy.calls.call_messages import AskValues
 from daskdist.strategy.calls.recovery.repeated_calls import RepeatedCalls
 from daskdist.strategy.calls.sent_objects import SentObjects
@@ -35,10 +36,8 @@ _LOOK_EVERY_S: Final = 0.05
 _HANDS_OVER_WITHIN_S: Final = 10.0
 
 
-class WorkerRecovery:
+class WorkerRecovery(Recovery):
     """The recovery from the loss of workers: a strategy continues with others, once earlier calls have ended.
-
-    It implements `daskdist.strategy.backend.Recovery`.
 
     Parameters
     ----------
@@ -100,41 +99,41 @@ class WorkerRecovery:
         self.live_workers.in_doubt = self.live_workers.has_lost = False
         try:
             return self._recovered(group)
-        except BaseException:
+        except BaseException as error:
             self.live_workers.in_doubt = True
+            if isinstance(error, (ClusterError, OSError)) and self._is_more_lost():
+                raise GenerationEndedError("more was lost while a strategy continued without what is lost") from error
             raise
 
+    def _is_more_lost(self) -> bool:
+        # Return whether more was lost while `_recovered` failed.
+        return bool(self.missing())
+
     def _recovered(self, group: ReplicaGroup) -> ReplicaGroup:
-        live_workers = self.live_workers
-        while len(lost := self.missing()) < len(live_workers.present):
-            if live_workers.leaving:
-                # Leaving workers complete the calls that were sent to them.
-                self.streams.finish()
-                self._wait_for_values(live_workers.leaving)
-            live_workers.drop(lost)
-            left = replace(
-                group, replicas=tuple([replica for replica in group.replicas if replica.worker in live_workers.present])
-            )
-            if left == group:
-                break
-            # The scheduler may lack this package.
-            with contextlib.suppress(Exception):
-                run_on_scheduler(self.client, cancel_lost_tasks, lost, self.client.id, _KNOWN_WITHIN_S)
-            try:
-                self.streams.end_waiting_for(live_workers.lost)
-                # Wait for calls in flight, which change variables.
-                self.streams.become(left)
-                self.objects.clear()
-                note_in_use(self.client, group.token, left.workers)
-                return left
-            except (ClusterError, OSError):
-                if not self.missing():
-                    raise
-                # Another worker was lost meanwhile.
-        if lost and len(lost) == len(live_workers.present):
+        live_workers, lost = self.live_workers, self.missing()
+        if len(lost) == len(live_workers.present):
             # Further calls will raise.
             self._repeated_calls.fail_repeated_losses()
-        return group
+            return group
+        if live_workers.leaving:
+            # Leaving workers complete the calls that were sent to them.
+            self.streams.finish()
+            self._wait_for_values(live_workers.leaving)
+        live_workers.drop(lost)
+        left = replace(
+            group, replicas=tuple([replica for replica in group.replicas if replica.worker in live_workers.present])
+        )
+        if left == group:
+            return group
+        # The scheduler may lack this package.
+        with contextlib.suppress(Exception):
+            run_on_scheduler(self.client, cancel_lost_tasks, lost, self.client.id, _KNOWN_WITHIN_S)
+        self.streams.end_waiting_for(live_workers.lost)
+        # Wait for calls in flight, which change variables.
+        self.streams.become(left)
+        self.objects.clear()
+        note_in_use(self.client, group.token, left.workers)
+        return left
 
     def _wait_for_values(self, leaving: Sequence[str]) -> None:
         # Values that a worker handed over on its own may be older than the last call. If it ends before it answers, it
