@@ -332,7 +332,7 @@ class StrategyInternals:
 
     def logged(self, make: Callable[[ReplicaGroup], Sequence[Handle]]) -> Sequence[Handle]:
         """Make a call on results of steps as `Backend.logged` does, also if the scheduler is lost before it is sent."""
-        return self.group.call(partial(self.backend.logged, make), self.recover)
+        return self.group.call(lambda: self.backend.logged(make, self.group.now), self.recover)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], worker: str | None, name: str) -> Any:
         """Make a call once as `Backend.call` does, also if the scheduler is lost before it is sent."""
@@ -420,8 +420,8 @@ def _called_by(replica: ReplicaContext, operation: str) -> RuntimeError:
 
 @dataclass(slots=True)
 class _FoldCall:
-    # A reduction, which is made by calling this with the replicas, or None for the current ones; it is a single object,
-    # as each step under way has one.
+    # A reduction, which is made by calling this with the replicas; it is a single object, as each step under way has
+    # one.
     backend: Backend
     op: Op
     axis: Axis
@@ -430,8 +430,8 @@ class _FoldCall:
     on: str | None
     is_weighted: bool
 
-    def __call__(self, group: ReplicaGroup | None) -> Any:
-        group, values = group or self.backend.generations.now, self.values
+    def __call__(self, group: ReplicaGroup) -> Any:
+        values = self.values
         refs = values if isinstance(values, Refs) else _refs_in(values, self.backend)
         parts: Refs | Sequence[Sequence[Any]]
         if refs is not None:
