@@ -42,15 +42,11 @@ def reduction_on(device: Device, op: Op) -> Reduction:
     ArgumentError
         The operation is a NumPy function without a counterpart for these arrays.
     """
-    if isinstance(op, ReduceOp):
-        return _named(device, op)  # type: ignore[arg-type]  # devices are values
-    return _reduction_on(device, op)
-
-
-def _reduction_on(device: Device, op: Op) -> Reduction:
-    xp = device.namespace
     if isinstance(op, Reduction):
         return op
+    if isinstance(op, ReduceOp):
+        return _named(device, op)  # type: ignore[arg-type]  # devices are values
+    xp = device.namespace
     if isinstance(op, np.ufunc):
         function = getattr(xp, op.__name__, None)
         if function is None:
@@ -59,26 +55,26 @@ def _reduction_on(device: Device, op: Op) -> Reduction:
                 "return NumPy arrays"
             )
         return Reduction(_Elementwise(xp, op, function), _Promoted(xp, function))
-    if not isinstance(op, ReduceOp):
-        return Reduction(_RowByRow(xp, op), op)
-    match NAMED[op].on_device:
-        case "sum":
-            return Reduction(_Total(device, xp.sum), _Promoted(xp, xp.add))
-        case "prod":
-            return Reduction(_Total(device, xp.prod), _Promoted(xp, xp.multiply))
-        case "mean":
-            return Reduction(_SumAndCount(device), _AddUp(xp), _Mean(xp))
-        case "min" | "max" as name:
-            extreme = _Extreme(device, is_most=name == "max")
-            return Reduction(extreme, extreme.of_two)
-        case None:
-            return NAMED[op].reduction
+    return Reduction(_RowByRow(xp, op), op)
 
 
 @functools.lru_cache(maxsize=256)
 def _named(device: Any, op: ReduceOp) -> Reduction:
     # Cached, as every step uses the same record.
-    return _reduction_on(device, op)
+    xp, record = device.namespace, NAMED[op]
+    match record.on_device:
+        case "sum":
+            return Reduction(_Total(device, xp.sum), _Promoted(xp, xp.add))
+        case "prod":
+            return Reduction(_Total(device, xp.prod), _Promoted(xp, xp.multiply))
+        case "mean":
+            # Totals are floating or complex numbers, which all namespaces promote alike.
+            return Reduction(_SumAndCount(device), record.reduction.combine, _Mean(xp))
+        case "min" | "max" as name:
+            extreme = _Extreme(device, is_most=name == "max")
+            return Reduction(extreme, extreme.of_two)
+        case None:
+            return record.reduction
 
 
 def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
@@ -221,14 +217,6 @@ class _SumAndCount:
         if dtype.kind in "biu":
             total = cast(xp, total, result)
         return total, num_rows(array.shape, axis), result
-
-
-@dataclass(frozen=True)
-class _AddUp:
-    xp: Any
-
-    def __call__(self, a: tuple[Any, int, Any], b: tuple[Any, int, Any]) -> tuple[Any, int, Any]:
-        return _Promoted(self.xp, self.xp.add)(a[0], b[0]), a[1] + b[1], np.result_type(a[2], b[2])
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,6 @@ class NamedReduction:
         The NumPy function that combines the arrays of two partial results; None if there is no such function.
     on_device
         The function of the array API standard that reduces device arrays; None to call ``reduction`` with them.
-    has_own_partials
-        Whether the partial result of a number is the number itself.
     needs_order
         Whether values must be ordered; otherwise it must be possible to add them.
     keeps_equal
@@ -242,7 +240,6 @@ class NamedReduction:
     reduction: Reduction
     of_two: np.ufunc | None = None
     on_device: Literal["sum", "prod", "mean", "min", "max"] | None = None
-    has_own_partials: bool = False
     needs_order: bool = False
     keeps_equal: bool = False
     weighted: Callable[[Any, float], Any] | None = None
@@ -253,7 +250,6 @@ NAMED: Final[dict[Any, NamedReduction]] = {
         Reduction(Ufunc(np.add, widens=True), np.add, identity=0),
         np.add,
         "sum",
-        has_own_partials=True,
         weighted=_weighted_total,
     ),
     ReduceOp.MEAN: NamedReduction(
@@ -267,7 +263,6 @@ NAMED: Final[dict[Any, NamedReduction]] = {
         Reduction(Ufunc(np.minimum), np.minimum),
         np.minimum,
         "min",
-        has_own_partials=True,
         needs_order=True,
         keeps_equal=True,
     ),
@@ -275,16 +270,15 @@ NAMED: Final[dict[Any, NamedReduction]] = {
         Reduction(Ufunc(np.maximum), np.maximum),
         np.maximum,
         "max",
-        has_own_partials=True,
         needs_order=True,
         keeps_equal=True,
     ),
     ReduceOp.PROD: NamedReduction(
-        Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1), np.multiply, "prod", has_own_partials=True
+        Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1), np.multiply, "prod"
     ),
 }
 # NumPy function -> its named reduction.
-_OF_UFUNC: Final = {record.of_two: op for op, record in NAMED.items() if record.has_own_partials}
+_OF_UFUNC: Final = {record.of_two: op for op, record in NAMED.items() if record.of_two is record.reduction.combine}
 
 
 def checked_op(value: object) -> Op:

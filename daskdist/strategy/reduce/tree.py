@@ -52,9 +52,11 @@ _ORDERED: Final = "biufcmM"
 _COMBINED_AS_THEY_ARE: Final = (str, bytes, Ragged)
 
 
-@dataclass(frozen=True)
-class Fold:
+@dataclass(frozen=True, eq=False)
+class Fold(SteadyFunction):
     """One node of the tree, which combines the chunks of some replicas, or partial results.
+
+    The fold of a named reduction is the same object in all steps, so that it is sent to a worker once.
 
     Parameters
     ----------
@@ -70,6 +72,8 @@ class Fold:
         The name of the operation in messages.
     is_weighted
         Whether the last leaf of each replica is the weight of its other leaves, or with an axis those of their rows.
+    is_of_values
+        Whether it is called with one value of each of some replicas, not with partial results.
     """
 
     op: Op
@@ -78,6 +82,16 @@ class Fold:
     stays: bool = False
     operation: str = "reduce"
     is_weighted: bool = False
+    is_of_values: bool = False
+
+    def __call__(self, *results: Any) -> Any:
+        return self.rows([[result] for result in results]) if self.is_of_values else self.partials(results)
+
+    def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
+        """Return whether a call takes only microseconds and runs no code of the user, given what its values are of."""
+        if not isinstance(self.op, ReduceOp):
+            return False
+        return all(map(is_small_part, results, picks) if self.is_of_values else map(is_small, results))
 
     def rows(self, replicas: Sequence[Sequence[Any]]) -> Any:
         """Fold the values of replicas, some of each."""
@@ -340,51 +354,8 @@ def groups_of(
     return tuple(groups)
 
 
-def _fold(op: Op, axis: Axis, is_final: bool, *, is_weighted: bool = False) -> Fold:
-    fold = _fold_of_name if isinstance(op, ReduceOp) else Fold
-    return fold(op, axis, is_final, is_weighted=is_weighted)
-
-
 # Cached, so that it is sent to a worker once for all steps.
-_fold_of_name = functools.lru_cache(maxsize=64)(Fold)
-
-
-@dataclass(frozen=True, eq=False)
-class FoldPartials(SteadyFunction):
-    """A function that folds the partial results of workers.
-
-    It is the same object in all steps, so that it is sent to a worker once.
-
-    Parameters
-    ----------
-    fold
-        The node of the tree.
-    """
-
-    fold: Fold
-
-    def __call__(self, *results: Any) -> Any:
-        return self.fold.partials(results)
-
-    def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
-        """Return whether a call takes only microseconds and runs no code of the user, given what its values are of."""
-        return isinstance(self.fold.op, ReduceOp) and all(map(is_small, results))
-
-
-@dataclass(frozen=True, eq=False)
-class FoldColumn(FoldPartials):
-    """A function that folds one value of each of some replicas."""
-
-    def __call__(self, *results: Any) -> Any:
-        return self.fold.rows([[result] for result in results])
-
-    def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
-        """Return whether all values are small NumPy values."""
-        return isinstance(self.fold.op, ReduceOp) and all(map(is_small_part, results, picks))
-
-
-_fold_column = functools.lru_cache(maxsize=64)(FoldColumn)
-_fold_partials = functools.lru_cache(maxsize=64)(FoldPartials)
+_fold_of_name: Final = functools.lru_cache(maxsize=64)(Fold)
 
 
 def fold_tree(
@@ -426,23 +397,22 @@ def fold_tree(
         whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
     # Functions need not be commutative. If the chunk is the value itself, workers are combined directly.
     in_order = not isinstance(op, ReduceOp)
+    new_fold = Fold if in_order else _fold_of_name
     groups = groups_of(workers, in_order=in_order, at_once=split_every if axis is None else 1)
     level = []
     for group_worker, numbers in groups:
         is_last = len(groups) == 1
         worker = on if is_last and on else group_worker
-        fold = _fold(op, axis, is_last, is_weighted=is_weighted)
+        fold = new_fold(op, axis, is_last, is_weighted=is_weighted, is_of_values=True)
         if isinstance(values, Refs):
-            chunk = _fold_column(fold) if isinstance(op, ReduceOp) else FoldColumn(fold)
-            call = caller.call(chunk, values.refs(numbers), worker=worker, name="reduce-chunk")
+            call = caller.call(fold, values.refs(numbers), worker=worker, name="reduce-chunk")
         else:
             rows = [list(values[number]) for number in numbers]
             call = caller.call(fold.rows, (rows,), worker=worker, name="reduce-chunk")
         level.append((worker, call))
     while len(level) > 1:
         is_last = len(level) <= split_every
-        fold = _fold(op, axis, is_last)
-        make = _fold_partials if isinstance(op, ReduceOp) else FoldPartials
+        fold = new_fold(op, axis, is_last)
         parts = [level[k : k + split_every] for k in range(0, len(level), split_every)]
         level = []
         for part in parts:
@@ -452,5 +422,5 @@ def fold_tree(
                 level.append(part[0])
                 continue
             handles = tuple([call[0] for _, call in part])
-            level.append((worker, caller.call(make(fold), handles, worker=worker, name="reduce")))
+            level.append((worker, caller.call(fold, handles, worker=worker, name="reduce")))
     return level[0][1]
