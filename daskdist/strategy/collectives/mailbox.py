@@ -20,8 +20,16 @@ from daskdist.execute.messages.failure import Packed
 from daskdist.execute.messages.link import WorkerLinks
 from daskdist.strategy.collectives.device_links import DeviceLinks
 from daskdist.strategy.collectives.messages import Answer, Contribution, StatusAsked, StepsAsked, StepStatus
-from daskdist.strategy.collectives.questions import LOOK_EVERY_S, Inquiry, LostWorker, Questions
-from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
+from daskdist.strategy.collectives.questions import Inquiry, LostWorker, Questions
+from daskdist.strategy.collectives.rendezvous import (
+    ANSWER_S,
+    HAS_ENDED,
+    LOOK_EVERY_S,
+    CallSignature,
+    Rendezvous,
+    closed_error,
+    late_error,
+)
 from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
 from daskdist.strategy.collectives.transport import Transport
 from daskdist.strategy.group import ReplicaGroup, Step, describe_error, lost_worker_error, named_replicas
@@ -46,8 +54,8 @@ class Mailbox:
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
         # (strategy, replica) -> its last finished call, as the calls of a replica run in order.
         self._ended: dict[tuple[str, int], int] = {}
-        # Received messages: step -> (turn of the operation, part of it, sender) -> data.
-        self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
+        # Received messages: step -> (turn of the operation, part of it, sender) -> message.
+        self._mail: dict[Step, dict[tuple[int, str, str], Contribution]] = {}
         # step -> worker -> the reason why a message to it could not be sent.
         self._unsent: dict[Step, dict[str, str]] = {}
         self._lock = threading.RLock()
@@ -66,7 +74,7 @@ class Mailbox:
             if mail.key not in self._rendezvous and self._are_over(mail.key):
                 # No replica is left here to read it.
                 return
-            self._mail.setdefault(mail.key, {})[mail.turn, mail.part, sender] = mail.data
+            self._mail.setdefault(mail.key, {})[mail.turn, mail.part, sender] = mail
             self.changed.notify_all()
 
     def _answer_status(self, sender: str, asked: StatusAsked) -> None:
@@ -191,8 +199,9 @@ class Mailbox:
         self._mail.pop(key, None)
         self._unsent.pop(key, None)
 
-    def send(self, address: str, key: Step, turn: int, part: str, data: Packed) -> ThreadFuture[None]:
+    def send(self, address: str, mail: Contribution) -> ThreadFuture[None]:
         """Send a message to another worker; the future is done once it has arrived or the worker is lost."""
+        key = mail.key
         sent: ThreadFuture[None] = ThreadFuture()
 
         def over(why: str | None) -> None:
@@ -202,7 +211,7 @@ class Mailbox:
                     self._unsent.setdefault(key, {})[address] = why
                     self.changed.notify_all()
 
-        self.links.send(address, Contribution(key, turn, part, data), over)
+        self.links.send(address, mail, over)
         return sent
 
     def take(
@@ -211,49 +220,41 @@ class Mailbox:
         turn: int,
         part: str,
         senders: Sequence[str],
-        name: str,
+        signature: CallSignature,
         group: ReplicaGroup,
-        refuse: Callable[[str, Any], None],
-    ) -> list[Any]:
-        """Wait for the messages of other workers; return them in the order of the senders.
-
-        ``refuse`` is called with the part and data of every unexpected message of the same turn.
+    ) -> list[Packed]:
+        """Wait for the messages of other workers; return their data in the order of the senders.
 
         Raises
         ------
         CollectiveError
             A worker is lost, a replica on it has left or made another call, or messages do not arrive in time.
         """
+        name = signature.name
         most = seconds("timeouts.collective")
         now = time.monotonic()
         end, look = now + most, now + min(most, LOOK_EVERY_S)
         inquiry: Inquiry | None = None
-        seen: set[tuple[int, str, str]] = set()
-        while True:
-            with self.changed:
+        # Under the lock, as what a worker sent before its answer counts.
+        with self.changed:
+            while True:
                 if key[0] not in self.groups:
                     raise closed_error(name)
                 mail = self._mail.setdefault(key, {})
+                for message in mail.values():
+                    if message.turn == turn:
+                        signature.check(message.signature)
                 missing = [sender for sender in senders if (turn, part, sender) not in mail]
                 if not missing:
-                    return [mail.pop((turn, part, sender)) for sender in senders]
+                    return [mail.pop((turn, part, sender)).data for sender in senders]
                 if unsent := self._unsent.get(key):
                     raise lost_worker_error(name, group, *next(iter(unsent.items())))
-                unexpected = {label: mail[label] for label in mail if label[0] == turn and label not in seen}
-                if not unexpected:
-                    is_due = time.monotonic() >= look
-                    if inquiry is None and is_due:
-                        inquiry = Inquiry(self.questions, self.address, key, turn, name, group)
-                    # Under the lock, as what a worker sent before its answer counts.
-                    if inquiry is not None and (is_due or inquiry.is_answered):
-                        if absent := inquiry.absent(missing, end):
-                            raise late_error(name, absent, most)
-                        look = inquiry.next_at
-                    self.changed.wait(look - time.monotonic())
-            seen.update(unexpected)
-            for (_, other, _), data in unexpected.items():
-                if other != part:
-                    refuse(other, data)
+                now = time.monotonic()
+                if inquiry is None and now >= look:
+                    inquiry = Inquiry(self.questions, self.address, key, turn, name, group, end)
+                if inquiry is not None and (absent := inquiry.absent(missing)):
+                    raise late_error(name, absent, most)
+                self.changed.wait(min(LOOK_EVERY_S, end - now) if now < end else ANSWER_S)
 
     def _answer_steps(self, sender: str, asked: StepsAsked) -> None:
         answering = asyncio.ensure_future(self._answer_steps_soon(sender, asked))

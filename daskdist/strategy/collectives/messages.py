@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from daskdist.execute.messages.failure import Packed
+from daskdist.strategy.collectives.rendezvous import CallSignature
 from daskdist.strategy.collectives.step_counts import PipelineKey
 from daskdist.strategy.group import Step
 
@@ -54,6 +55,8 @@ class Contribution(NamedTuple):
         The call, and the number of the operation in it.
     part
         The part of the operation.
+    signature
+        The call of a replica of the worker, which must be the same on all.
     data
         The contribution.
     """
@@ -61,6 +64,7 @@ class Contribution(NamedTuple):
     key: Step
     turn: int
     part: str
+    signature: CallSignature
     data: Packed
 
 

@@ -17,9 +17,9 @@ from daskdist.strategy.group import describe_error, named_replicas
 # The number of a replica's calls that a message shows.
 _NUM_SHOWN: Final = 8
 # Seconds between a waiter's checks of replicas in other processes.
-_LOOK_EVERY_S: Final = 0.3
+LOOK_EVERY_S: Final = 0.3
 # Seconds between checks for their answers once the timeout has passed.
-_ANSWER_S: Final = 0.02
+ANSWER_S: Final = 0.02
 # Exit reasons sent to others: the replica has finished, or a collective operation failed.
 HAS_ENDED: Final = "has ended"
 _RAISED: Final = f"raised {CollectiveError.__name__}: "
@@ -43,19 +43,6 @@ class Collective(Protocol):
 
     def final(self, partial: Any) -> Any:
         """Return the result from the last partial result."""
-
-
-class PeerExchange(Protocol):
-    """The exchange between the processes of a rendezvous."""
-
-    def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
-        """Return the result of the operation from the partial results of all processes."""
-
-    def absent(self, turn: int, name: str) -> Callable[[float], Sequence[int] | None]:
-        """Return a function that takes a time and returns the replicas of other processes still missing after it.
-
-        It returns None until they are known, and raises an error if some will never make the call.
-        """
 
 
 @dataclass(frozen=True)
@@ -87,15 +74,16 @@ class CallSignature:
         CollectiveError
             The other call has another name or other shapes.
         """
-        if self.name != other.name:
+        first, second = (self, other) if self.number < other.number else (other, self)
+        if first.name != second.name:
             raise CollectiveError(
-                f"replicas make different calls: replica {self.number} calls {', '.join(self.order)}; replica "
-                f"{other.number} calls {', '.join(other.order)}; all must make the same calls in the same order"
+                f"replicas make different calls: replica {first.number} calls {', '.join(first.order)}; replica "
+                f"{second.number} calls {', '.join(second.order)}; all must make the same calls in the same order"
             )
-        if self.shapes != other.shapes:
+        if first.shapes != second.shapes:
             raise CollectiveError(
-                f"{self.name}: values of replicas differ in structure or shape: replica {self.number} gives "
-                f"{self.shapes}, replica {other.number} gives {other.shapes}"
+                f"{first.name}: values of replicas differ in structure or shape: replica {first.number} gives "
+                f"{first.shapes}, replica {second.number} gives {second.shapes}"
             )
 
 
@@ -118,14 +106,12 @@ class Rendezvous:
     members
         The numbers of the replicas.
     exchange
-        The exchange with other processes; None if there are none.
+        The `Transport` to other processes; None if there are none.
     waits
         Called before a replica waits, to make sure that the others are running.
     """
 
-    def __init__(
-        self, members: Sequence[int], exchange: PeerExchange | None = None, waits: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, members: Sequence[int], exchange: Any = None, waits: Callable[[], None] | None = None) -> None:
         self.members = tuple(members)
         self._exchange = exchange
         self._waits = waits
@@ -240,14 +226,14 @@ class Rendezvous:
         since = time.monotonic()
         if not self._left and not self._is_closed:
             # From now on, a replica that leaves releases the gate.
-            gate.acquire(timeout=_LOOK_EVERY_S)
+            gate.acquire(timeout=LOOK_EVERY_S)
         if turn_round.is_over:
             return
         # The function may change the setting between calls.
         most = seconds("timeouts.collective")
         end = since + most
-        longest_s = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
-        absent: Callable[[float], Sequence[int] | None] | None = None
+        longest_s = threading.TIMEOUT_MAX if self._exchange is None else LOOK_EVERY_S
+        inquiry: Any = None
         elsewhere: Sequence[int] | None = ()
         while not turn_round.is_over:
             with self._lock:
@@ -258,14 +244,14 @@ class Rendezvous:
             if missing and self._is_closed:
                 raise closed_error(collective.name)
             if missing and self._exchange is not None:
-                absent = absent or self._exchange.absent(turn, collective.name)
-                elsewhere = absent(end)
+                inquiry = inquiry or self._exchange.inquiry(turn, collective.name, end)
+                elsewhere = inquiry.absent()
             # Once all replicas have arrived, the exchange checks the timeout.
             rest = end - time.monotonic() if missing else -1
             if missing and rest <= 0:
                 if elsewhere is not None:
                     raise late_error(collective.name, sorted([*missing, *elsewhere]), most)
-                rest = _ANSWER_S
+                rest = ANSWER_S
             gate.acquire(timeout=min(rest, longest_s))
 
 
