@@ -19,13 +19,12 @@ from daskdist.errors import CollectiveError
 from daskdist.execute.messages.failure import Packed
 from daskdist.execute.messages.link import WorkerLinks
 from daskdist.strategy.collectives.device_links import DeviceLinks
-from daskdist.strategy.collectives.messages import Answer, Contribution, StatusAsked, StepsAsked, StepStatus
+from daskdist.strategy.collectives.messages import Answer, Contribution, StatusAsked, StepsAsked, StepStatus, Turn
 from daskdist.strategy.collectives.questions import Inquiry, LostWorker, Questions
 from daskdist.strategy.collectives.rendezvous import (
     ANSWER_S,
     HAS_ENDED,
     LOOK_EVERY_S,
-    CallSignature,
     Rendezvous,
     closed_error,
     late_error,
@@ -63,18 +62,17 @@ class Mailbox:
         self.step_counts = StepCounts()
         self.links = WorkerLinks(worker)
         self.questions = Questions(self.links, self.changed)
-        # The answers that are waited for; asyncio itself does not keep them.
-        self._answering: set[asyncio.Task[None]] = set()
         self.links.handlers[Contribution] = self._receive
         self.links.handlers[StatusAsked] = self._answer_status
         self.links.handlers[StepsAsked] = self._answer_steps
 
     def _receive(self, sender: str, mail: Contribution) -> None:
         with self.changed:
-            if mail.key not in self._rendezvous and self._are_over(mail.key):
+            key, number, _ = mail.turn
+            if key not in self._rendezvous and self._are_over(key):
                 # No replica is left here to read it.
                 return
-            self._mail.setdefault(mail.key, {})[mail.turn, mail.part, sender] = mail
+            self._mail.setdefault(key, {})[number, mail.part, sender] = mail
             self.changed.notify_all()
 
     def _answer_status(self, sender: str, asked: StatusAsked) -> None:
@@ -201,7 +199,7 @@ class Mailbox:
 
     def send(self, address: str, mail: Contribution) -> ThreadFuture[None]:
         """Send a message to another worker; the future is done once it has arrived or the worker is lost."""
-        key = mail.key
+        key = mail.turn.key
         sent: ThreadFuture[None] = ThreadFuture()
 
         def over(why: str | None) -> None:
@@ -214,15 +212,7 @@ class Mailbox:
         self.links.send(address, mail, over)
         return sent
 
-    def take(
-        self,
-        key: Step,
-        turn: int,
-        part: str,
-        senders: Sequence[str],
-        signature: CallSignature,
-        group: ReplicaGroup,
-    ) -> list[Packed]:
+    def take(self, turn: Turn, part: str, senders: Sequence[str], group: ReplicaGroup) -> list[Packed]:
         """Wait for the messages of other workers; return their data in the order of the senders.
 
         Raises
@@ -230,6 +220,7 @@ class Mailbox:
         CollectiveError
             A worker is lost, a replica on it has left or made another call, or messages do not arrive in time.
         """
+        key, number, signature = turn
         name = signature.name
         most = seconds("timeouts.collective")
         now = time.monotonic()
@@ -242,32 +233,28 @@ class Mailbox:
                     raise closed_error(name)
                 mail = self._mail.setdefault(key, {})
                 for message in mail.values():
-                    if message.turn == turn:
-                        signature.check(message.signature)
-                missing = [sender for sender in senders if (turn, part, sender) not in mail]
+                    if message.turn.number == number:
+                        signature.check(message.turn.signature)
+                missing = [sender for sender in senders if (number, part, sender) not in mail]
                 if not missing:
-                    return [mail.pop((turn, part, sender)).data for sender in senders]
+                    return [mail.pop((number, part, sender)).data for sender in senders]
                 if unsent := self._unsent.get(key):
                     raise lost_worker_error(name, group, *next(iter(unsent.items())))
                 now = time.monotonic()
                 if inquiry is None and now >= look:
-                    inquiry = Inquiry(self.questions, self.address, key, turn, name, group, end)
+                    inquiry = Inquiry(self.questions, self.address, key, number, name, group, end)
                 if inquiry is not None and (absent := inquiry.absent(missing)):
                     raise late_error(name, absent, most)
                 self.changed.wait(min(LOOK_EVERY_S, end - now) if now < end else ANSWER_S)
 
-    def _answer_steps(self, sender: str, asked: StepsAsked) -> None:
-        answering = asyncio.ensure_future(self._answer_steps_soon(sender, asked))
-        self._answering.add(answering)
-        answering.add_done_callback(self._answering.discard)
-
-    async def _answer_steps_soon(self, sender: str, asked: StepsAsked) -> None:
+    def _answer_steps(self, sender: str, asked: StepsAsked, waited_s: float = 0.0) -> None:
+        known = self._known_steps(asked)
+        if known.is_known(asked.first) or waited_s > LOOK_EVERY_S:
+            self.links.send(sender, Answer(asked.request, known))
+            return
         # Wait a while if the step is not known yet.
-        end, wait = time.monotonic() + LOOK_EVERY_S, 0.001
-        while not (known := self._known_steps(asked)).is_known(asked.first) and time.monotonic() <= end:
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, _LOOK_AGAIN_S)
-        self.links.send(sender, Answer(asked.request, known))
+        wait_s = min(max(waited_s, 0.001), _LOOK_AGAIN_S)
+        asyncio.get_running_loop().call_later(wait_s, self._answer_steps, sender, asked, waited_s + wait_s)
 
     def _known_steps(self, asked: StepsAsked) -> KnownSteps:
         known = self.step_counts.known_from(asked.pipeline, asked.iteration, asked.first)

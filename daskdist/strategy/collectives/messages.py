@@ -46,25 +46,37 @@ class SentResult(NamedTuple):
     payload: Any
 
 
+class Turn(NamedTuple):
+    """A collective operation on a worker.
+
+    Parameters
+    ----------
+    key, number
+        The call, and the number of the operation in it.
+    signature
+        The operation of a replica of the worker, which must be the same on all.
+    """
+
+    key: Step
+    number: int
+    signature: CallSignature
+
+
 class Contribution(NamedTuple):
     """The contribution of a worker to a collective operation.
 
     Parameters
     ----------
-    key, turn
-        The call, and the number of the operation in it.
+    turn
+        The operation.
     part
-        The part of the operation.
-    signature
-        The call of a replica of the worker, which must be the same on all.
+        The part of it.
     data
         The contribution.
     """
 
-    key: Step
-    turn: int
+    turn: Turn
     part: str
-    signature: CallSignature
     data: Packed
 
 
