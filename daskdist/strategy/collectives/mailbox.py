@@ -22,12 +22,12 @@ from daskdist.strategy.collectives.device_links import DeviceLinks
 from daskdist.strategy.collectives.messages import Answer, Contribution, StatusAsked, StepsAsked, StepStatus, Turn
 from daskdist.strategy.collectives.questions import Inquiry, LostWorker, Questions
 from daskdist.strategy.collectives.rendezvous import (
-    ANSWER_S,
     HAS_ENDED,
     LOOK_EVERY_S,
     Rendezvous,
     closed_error,
     late_error,
+    look_after_s,
 )
 from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
 from daskdist.strategy.collectives.transport import Transport
@@ -57,8 +57,7 @@ class Mailbox:
         self._mail: dict[Step, dict[tuple[int, str, str], Contribution]] = {}
         # step -> worker -> the reason why a message to it could not be sent.
         self._unsent: dict[Step, dict[str, str]] = {}
-        self._lock = threading.RLock()
-        self.changed = threading.Condition(self._lock)
+        self.changed = threading.Condition()
         self.step_counts = StepCounts()
         self.links = WorkerLinks(worker)
         self.questions = Questions(self.links, self.changed)
@@ -78,25 +77,28 @@ class Mailbox:
     def _answer_status(self, sender: str, asked: StatusAsked) -> None:
         key = asked.key
         with self.changed:
-            group, rendezvous = self.groups.get(key[0]), self._rendezvous.get(key)
-            over = self._how_over(key)
-            members = () if group is None else group.members(self.address)
-            absent, failed = (members, None) if rendezvous is None else rendezvous.state(asked.turn)
+            rendezvous, over = self._rendezvous.get(key), self._how_over(key)
+            absent, failed = self._members(key[0]), None
+            if rendezvous is not None:
+                absent, failed = rendezvous.state(asked.turn)
             # A finished replica will not make the call, even if its end was not reported yet.
-            absent = [number for number in absent if number not in over]
-        self.links.send(sender, Answer(asked.request, StepStatus(list(over.items()), absent, failed)))
+            status = StepStatus(over, [number for number in absent if number not in over], failed)
+        self.links.send(sender, Answer(asked.request, status))
+
+    def _members(self, token: str) -> Sequence[int]:
+        # The replicas of a strategy here.
+        group = self.groups.get(token)
+        return () if group is None else group.members(self.address)
 
     def _how_over(self, key: Step) -> dict[int, str]:
         # replica -> exit reason.
-        group = self.groups.get(key[0])
-        members = () if group is None else group.members(self.address)
-        ended = [number for number in members if key[1] <= self._ended.get((key[0], number), -1)]
+        token, step = key
+        ended = [number for number in self._members(token) if step <= self._ended.get((token, number), -1)]
         return dict.fromkeys(ended, HAS_ENDED) | self._over.get(key, {})
 
     def _are_over(self, key: Step) -> bool:
         # True if no replica here is still in the call.
-        group = self.groups.get(key[0])
-        return group is None or self._how_over(key).keys() >= set(group.members(self.address))
+        return self._how_over(key).keys() >= set(self._members(key[0]))
 
     def group(self, token: str) -> ReplicaGroup:
         """Return the replicas of a strategy; raise an error if it is unknown."""
@@ -128,8 +130,7 @@ class Mailbox:
         key = (token, step)
         if isinstance(error, BaseException):
             error = describe_error(error)
-        # A dict is checked first, which is faster than acquiring the condition in each step.
-        with self._lock:
+        with self.changed:
             rendezvous = self._rendezvous.get(key)
             if error is None and rendezvous is not None:
                 # The replica handled the failure, but the others must still be notified.
@@ -180,11 +181,11 @@ class Mailbox:
     def forget(self, token: str) -> None:
         """Drop all state of a strategy."""
         with self.changed:
-            group = self.groups.pop(token, None)
+            for number in self._members(token):
+                self._ended.pop((token, number), None)
+            self.groups.pop(token, None)
             self._drop_links(token)
             self.stores.pop(token, None)
-            for number in () if group is None else group.members(self.address):
-                self._ended.pop((token, number), None)
             for key in [known_key for known_key in (*self._mail, *self._unsent) if known_key[0] == token]:
                 self._forget(key)
             for key, rendezvous in self._rendezvous.items():
@@ -245,7 +246,7 @@ class Mailbox:
                     inquiry = Inquiry(self.questions, self.address, key, number, name, group, end)
                 if inquiry is not None and (absent := inquiry.absent(missing)):
                     raise late_error(name, absent, most)
-                self.changed.wait(min(LOOK_EVERY_S, end - now) if now < end else ANSWER_S)
+                self.changed.wait(look_after_s(end))
 
     def _answer_steps(self, sender: str, asked: StepsAsked, waited_s: float = 0.0) -> None:
         known = self._known_steps(asked)

@@ -14,7 +14,7 @@ message         is sent by                   is answered by                    i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from daskdist.execute.messages.failure import Packed
@@ -109,7 +109,7 @@ class StepStatus(NamedTuple):
         The reason if that call failed there, or None.
     """
 
-    left: Sequence[tuple[int, str]]
+    left: Mapping[int, str]
     absent: Sequence[int]
     failed: str | None
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -124,21 +124,16 @@ class AllReduce:
     def cut(self, partial: Any, num_parts: int) -> list[Any]:
         """Cut a large partial result into parts, each with a range of every array."""
         flat = [np.ascontiguousarray(array_of(value)).reshape(-1) for _, value in partial]
-        parts = []
-        for part in range(num_parts):
-            cuts = [array[len(array) * part // num_parts : len(array) * (part + 1) // num_parts] for array in flat]
-            parts.append([(cut.shape, _with(value, cut)) for (_, value), cut in zip(partial, cuts, strict=True)])
-        return parts
+        return [
+            [(cut.shape, _with(value, cut)) for (_, value), cut in zip(partial, cuts, strict=True)]
+            for cuts in zip(*[np.array_split(array, num_parts) for array in flat], strict=True)
+        ]
 
     def joined(self, parts: Sequence[Any], like: Any) -> Any:
         """Join parts into the partial result that they were cut from."""
         joined = []
         for place, (shape, _) in enumerate(like):
-            arrays = [array_of(part[place][1]) for part in parts]
-            whole = np.empty(math.prod(shape), arrays[0].dtype)
-            ends = list(accumulate(map(len, arrays)))
-            for array, end in zip(arrays, ends, strict=True):
-                whole[end - len(array) : end] = array
+            whole = np.concatenate([array_of(part[place][1]) for part in parts])
             joined.append((shape, _with(parts[0][place][1], whole.reshape(shape))))
         return joined
 

@@ -169,5 +169,5 @@ class Inquiry:
                 if answer.failed is not None:
                     raise CollectiveError(answer.failed)
                 if answer.left:
-                    raise left_error(self._name, dict(answer.left))
+                    raise left_error(self._name, answer.left)
         return sorted(absent)

@@ -19,7 +19,7 @@ _NUM_SHOWN: Final = 8
 # Seconds between a waiter's checks of replicas in other processes.
 LOOK_EVERY_S: Final = 0.3
 # Seconds between checks for their answers once the timeout has passed.
-ANSWER_S: Final = 0.02
+_ANSWER_S: Final = 0.02
 # Exit reasons sent to others: the replica has finished, or a collective operation failed.
 HAS_ENDED: Final = "has ended"
 _RAISED: Final = f"raised {CollectiveError.__name__}: "
@@ -232,7 +232,6 @@ class Rendezvous:
         # The function may change the setting between calls.
         most = seconds("timeouts.collective")
         end = since + most
-        longest_s = threading.TIMEOUT_MAX if self._exchange is None else LOOK_EVERY_S
         inquiry: Any = None
         elsewhere: Sequence[int] | None = ()
         while not turn_round.is_over:
@@ -247,12 +246,9 @@ class Rendezvous:
                 inquiry = inquiry or self._exchange.inquiry(turn, collective.name, end)
                 elsewhere = inquiry.absent()
             # Once all replicas have arrived, the exchange checks the timeout.
-            rest = end - time.monotonic() if missing else -1
-            if missing and rest <= 0:
-                if elsewhere is not None:
-                    raise late_error(collective.name, sorted([*missing, *elsewhere]), most)
-                rest = ANSWER_S
-            gate.acquire(timeout=min(rest, longest_s))
+            if missing and elsewhere is not None and time.monotonic() >= end:
+                raise late_error(collective.name, sorted([*missing, *elsewhere]), most)
+            gate.acquire(timeout=look_after_s(end) if missing else -1)
 
 
 def _open(turn_round: _Round) -> None:
@@ -263,25 +259,24 @@ def _open(turn_round: _Round) -> None:
 
 def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
     """Return the error for replicas that have finished without making the call."""
-    failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
-    direct = {number: error for number, error in errors.items() if number not in failed}
-    if failed and all(error is None or error == HAS_ENDED for error in direct.values()):
+    reasons = {
+        number: describe_error(error) if isinstance(error, BaseException) else error or HAS_ENDED
+        for number, error in errors.items()
+    }
+    failed = [reason for reason in reasons.values() if reason.startswith(_RAISED)]
+    direct = {number: reason for number, reason in reasons.items() if reason not in failed}
+    if failed and set(direct.values()) <= {HAS_ENDED}:
         # All replicas raise the same failure.
-        return CollectiveError(next(iter(failed.values())))
-    states = []
+        return CollectiveError(failed[0].removeprefix(_RAISED))
     # Leave out replicas that only failed as a consequence.
-    for number, error in direct.items():
-        if isinstance(error, BaseException):
-            error = describe_error(error)
-        states.append(f"replica {number} {error or HAS_ENDED}")
-    return CollectiveError(f"{name} is called by some replicas only: {'; '.join(states)}")
+    states = "; ".join(f"replica {number} {reason}" for number, reason in direct.items())
+    return CollectiveError(f"{name} is called by some replicas only: {states}")
 
 
-def _failure(error: BaseException | str | None) -> str | None:
-    # Return the failure of the collective that the replica took part in.
-    if isinstance(error, CollectiveError):
-        return str(error)
-    return error.removeprefix(_RAISED) if isinstance(error, str) and error.startswith(_RAISED) else None
+def look_after_s(end: float) -> float:
+    """Return the seconds until a waiter looks at replicas in other processes again, given the time of its timeout."""
+    rest_s = end - time.monotonic()
+    return min(rest_s, LOOK_EVERY_S) if rest_s > 0 else _ANSWER_S
 
 
 def closed_error(name: str) -> CollectiveError:
