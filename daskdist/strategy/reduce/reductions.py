@@ -291,8 +291,6 @@ def checked_op(value: object) -> Op:
     """
     if isinstance(value, (ReduceOp, Reduction)):
         return value
-    if type(value) is str and (op := ReduceOp.__members__.get(value)) is not None:
-        return op
     if isinstance(value, np.ufunc):
         if value.nin != 2 or value.nout != 1 or value.signature is not None:
             raise ArgumentError(
