@@ -200,20 +200,18 @@ class AllGather(OfEachReplica):
 
 
 @dataclass(frozen=True)
-class First(OfEachReplica):
-    """The value of the first replica for all; the others contribute None."""
-
-    name: str
-
-    def final(self, partial: Any) -> Any:
-        return super().final(partial)[0]
-
-
-@dataclass(frozen=True)
 class Collect(OfEachReplica):
     """The contributions of all replicas, of any type that pickles, in the order of the replicas."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class First(Collect):
+    """The value of the first replica for all; the others contribute None."""
+
+    def final(self, partial: Any) -> Any:
+        return super().final(partial)[0]
 
 
 @dataclass(frozen=True)

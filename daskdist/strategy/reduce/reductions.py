@@ -134,24 +134,39 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class RowByRow:
-    """The partial result of a replica's array by an associative function of pairs of rows, then pairs of results."""
+    """The partial result of a replica's array by an associative function of pairs of rows, then pairs of results.
+
+    The function need not be elementwise.
+
+    Parameters
+    ----------
+    function
+        The function.
+    xp
+        The namespace of the array.
+    """
 
     function: Callable[[Any, Any], Any]
+    xp: Any = np
 
     def __call__(self, array: Any, axis: Axis) -> Any:
         if axis is None:
             return array
-        axes = sorted(number % array.ndim for number in (axis if isinstance(axis, tuple) else (axis,)))
-        shape = (num_rows(array.shape, axis), *without(array.shape, axis))
-        return in_pairs(self.function, list(np.moveaxis(array, axes, range(len(axes))).reshape(shape)))
+        whole = rows_first(self.xp, array, axis)
+        # Rows of NumPy arrays are scalars if there are no other axes. Not all namespaces iterate over arrays.
+        rows = list(whole) if self.xp is np else [whole[number, ...] for number in range(whole.shape[0])]
+        while len(rows) > 1:
+            pairs = [self.function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
+            rows = pairs + rows[len(pairs) * 2 :]
+        return rows[0]
 
 
-def in_pairs(function: Callable[[Any, Any], Any], rows: list[Any]) -> Any:
-    """Reduce rows to one: pairs of neighbours first, then pairs of the results."""
-    while len(rows) > 1:
-        pairs = [function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
-        rows = pairs + rows[len(pairs) * 2 :]
-    return rows[0]
+def rows_first(xp: Any, array: Any, axis: int | tuple[int, ...]) -> Any:
+    """Return an array of a namespace with the axes to reduce as its first one."""
+    axes = sorted(number % array.ndim for number in (axis if isinstance(axis, tuple) else (axis,)))
+    rest = [number for number in range(array.ndim) if number not in axes]
+    shape = (num_rows(array.shape, axis), *without(array.shape, axis))
+    return xp.reshape(xp.permute_dims(array, (*axes, *rest)), shape)
 
 
 def without(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -277,14 +277,13 @@ class Fold(SteadyFunction):
             return moved_nest(self._called(self._reduction.finalize, partial), device)
 
     def _called(self, function: Callable[..., Any], *args: Any) -> Any:
-        if type(self.op) is ReduceOp:
-            return function(*args)
         try:
             return function(*args)
         except Exception as error:
-            add_context(
-                error, f"raised by {name_of(self.op)}, with which {self.operation} combines the values of replicas"
-            )
+            if type(self.op) is not ReduceOp:
+                add_context(
+                    error, f"raised by {name_of(self.op)}, with which {self.operation} combines the values of replicas"
+                )
             raise
 
 
