@@ -133,9 +133,6 @@ def test_what_was_asked_is_forgotten_with_its_asker():
         def send(self, address, message, over):
             self.sent.append(message)
 
-        def silent_s(self, address):
-            return 0.0
-
         def moved_s(self, address):
             return 0.0
 

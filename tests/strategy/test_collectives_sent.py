@@ -17,7 +17,6 @@ from distributed import Client, get_worker
 import daskdist
 from daskdist import PerReplica, errors
 from daskdist.strategy.collectives.mailbox import mailbox_of
-from daskdist.strategy.collectives.rendezvous import CallSignature
 from daskdist.strategy.collectives.transport import Transport
 from daskdist.strategy.replica.contract import internals_of
 
@@ -195,7 +194,7 @@ def test_waiting_for_sent_values_has_a_limit(on_cluster):
         exchange = Transport(mailbox, mailbox.groups[token], 0)
         with dask.config.set({"daskdist.timeouts.collective": 0.05}):
             try:
-                exchange._await_sent(Future(), 1, CallSignature(0, "all_reduce(SUM)", (), ()))
+                exchange._await_sent(Future(), 1, "all_reduce(SUM)")
             except errors.CollectiveError as error:
                 return str(error)
         return "waited for"
@@ -213,9 +212,7 @@ def test_waiting_for_sent_values_without_a_limit(on_cluster):
         over = threading.Timer(0.05, sent.set_result, (None,))
         over.start()
         with dask.config.set({"daskdist.timeouts.collective": float("inf")}):
-            Transport(mailbox, mailbox.groups[token], 0)._await_sent(
-                sent, 1, CallSignature(0, "all_reduce(SUM)", (), ())
-            )
+            Transport(mailbox, mailbox.groups[token], 0)._await_sent(sent, 1, "all_reduce(SUM)")
         over.join()
         return sent.done()
 

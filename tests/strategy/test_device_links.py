@@ -10,7 +10,7 @@ import dask
 import numpy as np
 import pytest
 import strict_device
-from distributed import Client, LocalCluster, Security
+from distributed import Client, LocalCluster, Security, get_worker
 from strict_device import StrictDevice
 
 import daskdist
@@ -19,6 +19,7 @@ from daskdist.devices import device_of, on_host
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.collectives import transport
+from daskdist.strategy.collectives.mailbox import mailbox_of
 
 pytestmark = pytest.mark.cluster
 
@@ -246,3 +247,33 @@ def test_workers_without_the_setting_are_told(strategy: Any, links: StrictLinks,
     monkeypatch.setattr(transport, "setting", setting)
     with pytest.raises(CollectiveError, match=r"all_reduce\(SUM\) with daskdist.nccl"):
         reduced(strategy, "SUM", "f4")
+
+
+def test_a_worker_that_decided_for_the_hosts_does_not_disturb_one_that_has_not(links: StrictLinks) -> None:
+    with (
+        Client(
+            processes=False,
+            n_workers=3,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            set_as_default=False,
+        ) as client,
+        MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        _, second, third = strategy.workers
+
+        def step() -> float:
+            if get_worker().address == third:
+                own = mailbox_of(get_worker()).links
+                send = own.send
+
+                def send_late(address: str, message: Any, *over: Any) -> None:
+                    if address == second and getattr(message, "part", None) == "offer":
+                        threading.Timer(0.5, send, (address, message, *over)).start()
+                    else:
+                        send(address, message, *over)
+
+                own.send = send_late  # type: ignore[method-assign]
+            return float(get_replica_context().all_reduce("SUM", np.ones(100_000))[0])
+
+        assert strategy.local_results(strategy.run(step)) == (3, 3, 3)

@@ -347,11 +347,6 @@ class WorkerLinks:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._start, address, link)
 
-    def silent_s(self, address: str) -> float:
-        """Return the seconds for which a worker has acknowledged nothing of what was sent to it."""
-        link = self._links.get(address)
-        return 0.0 if link is None else link.state.silent_s
-
     def moved_s(self, address: str) -> float:
         """Return the time of the clock at which messages last moved to or from a worker."""
         link = self._links.get(address)

@@ -19,9 +19,16 @@ from daskdist.errors import CollectiveError
 from daskdist.execute.messages.failure import Packed
 from daskdist.execute.messages.link import WorkerLinks
 from daskdist.strategy.collectives.device_links import DeviceLinks
-from daskdist.strategy.collectives.messages import Answer, Contribution, StatusAsked, StepsAsked, StepStatus
-from daskdist.strategy.collectives.questions import LOOK_EVERY_S, Inquiry, LostWorker, Questions
-from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
+from daskdist.strategy.collectives.messages import Answer, Contribution, StatusAsked, StepsAsked, StepStatus, Turn
+from daskdist.strategy.collectives.questions import Inquiry, LostWorker, Questions
+from daskdist.strategy.collectives.rendezvous import (
+    HAS_ENDED,
+    LOOK_EVERY_S,
+    Rendezvous,
+    closed_error,
+    late_error,
+    look_after_s,
+)
 from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
 from daskdist.strategy.collectives.transport import Transport
 from daskdist.strategy.group import ReplicaGroup, Step, describe_error, lost_worker_error, named_replicas
@@ -46,51 +53,52 @@ class Mailbox:
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
         # (strategy, replica) -> its last finished call, as the calls of a replica run in order.
         self._ended: dict[tuple[str, int], int] = {}
-        # Received messages: step -> (turn of the operation, part of it, sender) -> data.
-        self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
+        # Received messages: step -> (turn of the operation, part of it, sender) -> message.
+        self._mail: dict[Step, dict[tuple[int, str, str], Contribution]] = {}
         # step -> worker -> the reason why a message to it could not be sent.
         self._unsent: dict[Step, dict[str, str]] = {}
-        self._lock = threading.RLock()
-        self.changed = threading.Condition(self._lock)
+        self.changed = threading.Condition()
         self.step_counts = StepCounts()
         self.links = WorkerLinks(worker)
         self.questions = Questions(self.links, self.changed)
-        # The answers that are waited for; asyncio itself does not keep them.
-        self._answering: set[asyncio.Task[None]] = set()
         self.links.handlers[Contribution] = self._receive
         self.links.handlers[StatusAsked] = self._answer_status
         self.links.handlers[StepsAsked] = self._answer_steps
 
     def _receive(self, sender: str, mail: Contribution) -> None:
         with self.changed:
-            if mail.key not in self._rendezvous and self._are_over(mail.key):
+            key, number, _ = mail.turn
+            if key not in self._rendezvous and self._are_over(key):
                 # No replica is left here to read it.
                 return
-            self._mail.setdefault(mail.key, {})[mail.turn, mail.part, sender] = mail.data
+            self._mail.setdefault(key, {})[number, mail.part, sender] = mail
             self.changed.notify_all()
 
     def _answer_status(self, sender: str, asked: StatusAsked) -> None:
         key = asked.key
         with self.changed:
-            group, rendezvous = self.groups.get(key[0]), self._rendezvous.get(key)
-            over = self._how_over(key)
-            members = () if group is None else group.members(self.address)
-            absent, failed = (members, None) if rendezvous is None else rendezvous.state(asked.turn)
+            rendezvous, over = self._rendezvous.get(key), self._how_over(key)
+            absent, failed = self._members(key[0]), None
+            if rendezvous is not None:
+                absent, failed = rendezvous.state(asked.turn)
             # A finished replica will not make the call, even if its end was not reported yet.
-            absent = [number for number in absent if number not in over]
-        self.links.send(sender, Answer(asked.request, StepStatus(list(over.items()), absent, failed)))
+            status = StepStatus(over, [number for number in absent if number not in over], failed)
+        self.links.send(sender, Answer(asked.request, status))
+
+    def _members(self, token: str) -> Sequence[int]:
+        # The replicas of a strategy here.
+        group = self.groups.get(token)
+        return () if group is None else group.members(self.address)
 
     def _how_over(self, key: Step) -> dict[int, str]:
         # replica -> exit reason.
-        group = self.groups.get(key[0])
-        members = () if group is None else group.members(self.address)
-        ended = [number for number in members if key[1] <= self._ended.get((key[0], number), -1)]
+        token, step = key
+        ended = [number for number in self._members(token) if step <= self._ended.get((token, number), -1)]
         return dict.fromkeys(ended, HAS_ENDED) | self._over.get(key, {})
 
     def _are_over(self, key: Step) -> bool:
         # True if no replica here is still in the call.
-        group = self.groups.get(key[0])
-        return group is None or self._how_over(key).keys() >= set(group.members(self.address))
+        return self._how_over(key).keys() >= set(self._members(key[0]))
 
     def group(self, token: str) -> ReplicaGroup:
         """Return the replicas of a strategy; raise an error if it is unknown."""
@@ -122,8 +130,7 @@ class Mailbox:
         key = (token, step)
         if isinstance(error, BaseException):
             error = describe_error(error)
-        # A dict is checked first, which is faster than acquiring the condition in each step.
-        with self._lock:
+        with self.changed:
             rendezvous = self._rendezvous.get(key)
             if error is None and rendezvous is not None:
                 # The replica handled the failure, but the others must still be notified.
@@ -174,11 +181,11 @@ class Mailbox:
     def forget(self, token: str) -> None:
         """Drop all state of a strategy."""
         with self.changed:
-            group = self.groups.pop(token, None)
+            for number in self._members(token):
+                self._ended.pop((token, number), None)
+            self.groups.pop(token, None)
             self._drop_links(token)
             self.stores.pop(token, None)
-            for number in () if group is None else group.members(self.address):
-                self._ended.pop((token, number), None)
             for key in [known_key for known_key in (*self._mail, *self._unsent) if known_key[0] == token]:
                 self._forget(key)
             for key, rendezvous in self._rendezvous.items():
@@ -191,8 +198,9 @@ class Mailbox:
         self._mail.pop(key, None)
         self._unsent.pop(key, None)
 
-    def send(self, address: str, key: Step, turn: int, part: str, data: Packed) -> ThreadFuture[None]:
+    def send(self, address: str, mail: Contribution) -> ThreadFuture[None]:
         """Send a message to another worker; the future is done once it has arrived or the worker is lost."""
+        key = mail.turn.key
         sent: ThreadFuture[None] = ThreadFuture()
 
         def over(why: str | None) -> None:
@@ -202,71 +210,52 @@ class Mailbox:
                     self._unsent.setdefault(key, {})[address] = why
                     self.changed.notify_all()
 
-        self.links.send(address, Contribution(key, turn, part, data), over)
+        self.links.send(address, mail, over)
         return sent
 
-    def take(
-        self,
-        key: Step,
-        turn: int,
-        part: str,
-        senders: Sequence[str],
-        name: str,
-        group: ReplicaGroup,
-        refuse: Callable[[str, Any], None],
-    ) -> list[Any]:
-        """Wait for the messages of other workers; return them in the order of the senders.
-
-        ``refuse`` is called with the part and data of every unexpected message of the same turn.
+    def take(self, turn: Turn, part: str, senders: Sequence[str], group: ReplicaGroup) -> list[Packed]:
+        """Wait for the messages of other workers; return their data in the order of the senders.
 
         Raises
         ------
         CollectiveError
             A worker is lost, a replica on it has left or made another call, or messages do not arrive in time.
         """
+        key, number, signature = turn
+        name = signature.name
         most = seconds("timeouts.collective")
         now = time.monotonic()
         end, look = now + most, now + min(most, LOOK_EVERY_S)
         inquiry: Inquiry | None = None
-        seen: set[tuple[int, str, str]] = set()
-        while True:
-            with self.changed:
+        # Under the lock, as what a worker sent before its answer counts.
+        with self.changed:
+            while True:
                 if key[0] not in self.groups:
                     raise closed_error(name)
                 mail = self._mail.setdefault(key, {})
-                missing = [sender for sender in senders if (turn, part, sender) not in mail]
+                for message in mail.values():
+                    if message.turn.number == number:
+                        signature.check(message.turn.signature)
+                missing = [sender for sender in senders if (number, part, sender) not in mail]
                 if not missing:
-                    return [mail.pop((turn, part, sender)) for sender in senders]
+                    return [mail.pop((number, part, sender)).data for sender in senders]
                 if unsent := self._unsent.get(key):
                     raise lost_worker_error(name, group, *next(iter(unsent.items())))
-                unexpected = {label: mail[label] for label in mail if label[0] == turn and label not in seen}
-                if not unexpected:
-                    is_due = time.monotonic() >= look
-                    if inquiry is None and is_due:
-                        inquiry = Inquiry(self.questions, self.address, key, turn, name, group)
-                    # Under the lock, as what a worker sent before its answer counts.
-                    if inquiry is not None and (is_due or inquiry.is_answered):
-                        if absent := inquiry.absent(missing, end):
-                            raise late_error(name, absent, most)
-                        look = inquiry.next_at
-                    self.changed.wait(look - time.monotonic())
-            seen.update(unexpected)
-            for (_, other, _), data in unexpected.items():
-                if other != part:
-                    refuse(other, data)
+                now = time.monotonic()
+                if inquiry is None and now >= look:
+                    inquiry = Inquiry(self.questions, self.address, key, number, name, group, end)
+                if inquiry is not None and (absent := inquiry.absent(missing)):
+                    raise late_error(name, absent, most)
+                self.changed.wait(look_after_s(end))
 
-    def _answer_steps(self, sender: str, asked: StepsAsked) -> None:
-        answering = asyncio.ensure_future(self._answer_steps_soon(sender, asked))
-        self._answering.add(answering)
-        answering.add_done_callback(self._answering.discard)
-
-    async def _answer_steps_soon(self, sender: str, asked: StepsAsked) -> None:
+    def _answer_steps(self, sender: str, asked: StepsAsked, waited_s: float = 0.0) -> None:
+        known = self._known_steps(asked)
+        if known.is_known(asked.first) or waited_s > LOOK_EVERY_S:
+            self.links.send(sender, Answer(asked.request, known))
+            return
         # Wait a while if the step is not known yet.
-        end, wait = time.monotonic() + LOOK_EVERY_S, 0.001
-        while not (known := self._known_steps(asked)).is_known(asked.first) and time.monotonic() <= end:
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, _LOOK_AGAIN_S)
-        self.links.send(sender, Answer(asked.request, known))
+        wait_s = min(max(waited_s, 0.001), _LOOK_AGAIN_S)
+        asyncio.get_running_loop().call_later(wait_s, self._answer_steps, sender, asked, waited_s + wait_s)
 
     def _known_steps(self, asked: StepsAsked) -> KnownSteps:
         known = self.step_counts.known_from(asked.pipeline, asked.iteration, asked.first)

@@ -14,10 +14,11 @@ message         is sent by                   is answered by                    i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from daskdist.execute.messages.failure import Packed
+from daskdist.strategy.collectives.rendezvous import CallSignature
 from daskdist.strategy.collectives.step_counts import PipelineKey
 from daskdist.strategy.group import Step
 
@@ -45,21 +46,36 @@ class SentResult(NamedTuple):
     payload: Any
 
 
+class Turn(NamedTuple):
+    """A collective operation on a worker.
+
+    Parameters
+    ----------
+    key, number
+        The call, and the number of the operation in it.
+    signature
+        The operation of a replica of the worker, which must be the same on all.
+    """
+
+    key: Step
+    number: int
+    signature: CallSignature
+
+
 class Contribution(NamedTuple):
     """The contribution of a worker to a collective operation.
 
     Parameters
     ----------
-    key, turn
-        The call, and the number of the operation in it.
+    turn
+        The operation.
     part
-        The part of the operation.
+        The part of it.
     data
         The contribution.
     """
 
-    key: Step
-    turn: int
+    turn: Turn
     part: str
     data: Packed
 
@@ -93,7 +109,7 @@ class StepStatus(NamedTuple):
         The reason if that call failed there, or None.
     """
 
-    left: Sequence[tuple[int, str]]
+    left: Mapping[int, str]
     absent: Sequence[int]
     failed: str | None
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ import optree
 from daskdist.cached_property import cached_property
 from daskdist.errors import CollectiveError
 from daskdist.strategy.reduce.gather import concatenated
-from daskdist.strategy.reduce.reductions import NAMED, NamedReduction, Op, ReduceOp, Reduction, checked_op, name_of
+from daskdist.strategy.reduce.reductions import NAMED, Op, ReduceOp, Reduction, checked_op, name_of
 from daskdist.strategy.reduce.tree import Fold
 from daskdist.strategy.values.device_arrays import host_array, synchronize
 from daskdist.strategy.values.regroup import component, regroup
@@ -26,8 +26,7 @@ from daskdist.strategy.values.variable_contract import VariableContract, variabl
 
 # From this many elements on, each process reduces a part.
 _LARGE_ELEMENTS: Final = 2**16
-# Types of numbers that are frequent in loops (losses and counts) -> the conversion to NumPy. Except for means, these
-# numbers are their own partial results.
+# Types of numbers that are frequent in loops (losses and counts) -> the conversion to NumPy.
 _NUMBERS: Final[dict[Any, Any]] = {np.float32: None, np.float64: None, np.int64: None, float: np.float64, int: np.int64}
 
 
@@ -74,10 +73,8 @@ class AllReduce:
 
     def _partial_of_numbers(self, numbers: Sequence[Any]) -> Any:
         reduction: Any = self._of_numbers
-        partials = [number if (known := _NUMBERS[type(number)]) is None else known(number) for number in numbers]
-        if not NAMED[self.op].has_own_partials:
-            partials = [reduction.chunk(number, None) for number in partials]
-        return functools.reduce(reduction.combine, partials)
+        converted = [number if (known := _NUMBERS[type(number)]) is None else known(number) for number in numbers]
+        return functools.reduce(reduction.combine, [reduction.chunk(number, None) for number in converted])
 
     def combined(self, partials: Sequence[Any]) -> Any:
         return self._fold.partials(partials)
@@ -91,11 +88,7 @@ class AllReduce:
     @cached_property
     def _of_numbers(self) -> Reduction | None:
         # Cached, as looking the name up takes as long as the sum.
-        return None if self._named is None else self._named.reduction
-
-    @cached_property
-    def _named(self) -> NamedReduction | None:
-        return NAMED.get(self.op) if isinstance(self.op, ReduceOp) else None
+        return NAMED[self.op].reduction if isinstance(self.op, ReduceOp) else None
 
     @cached_property
     def _fold(self) -> Fold:
@@ -109,7 +102,7 @@ class AllReduce:
         """Return whether a partial result is large and consists of arrays whose parts can be reduced separately."""
         # Decide by properties that are the same on all replicas, as dtypes may differ, and one may give a scalar where
         # another gives a 0-d array.
-        is_by_element = self._named is not None and self._named.of_two is not None
+        is_by_element = isinstance(self.op, ReduceOp) and NAMED[self.op].of_two is not None
         return is_by_element and sum(math.prod(shape) for shape, _ in partial) >= _LARGE_ELEMENTS
 
     def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
@@ -131,21 +124,16 @@ class AllReduce:
     def cut(self, partial: Any, num_parts: int) -> list[Any]:
         """Cut a large partial result into parts, each with a range of every array."""
         flat = [np.ascontiguousarray(array_of(value)).reshape(-1) for _, value in partial]
-        parts = []
-        for part in range(num_parts):
-            cuts = [array[len(array) * part // num_parts : len(array) * (part + 1) // num_parts] for array in flat]
-            parts.append([(cut.shape, _with(value, cut)) for (_, value), cut in zip(partial, cuts, strict=True)])
-        return parts
+        return [
+            [(cut.shape, _with(value, cut)) for (_, value), cut in zip(partial, cuts, strict=True)]
+            for cuts in zip(*[np.array_split(array, num_parts) for array in flat], strict=True)
+        ]
 
     def joined(self, parts: Sequence[Any], like: Any) -> Any:
         """Join parts into the partial result that they were cut from."""
         joined = []
         for place, (shape, _) in enumerate(like):
-            arrays = [array_of(part[place][1]) for part in parts]
-            whole = np.empty(math.prod(shape), arrays[0].dtype)
-            ends = list(accumulate(map(len, arrays)))
-            for array, end in zip(arrays, ends, strict=True):
-                whole[end - len(array) : end] = array
+            whole = np.concatenate([array_of(part[place][1]) for part in parts])
             joined.append((shape, _with(parts[0][place][1], whole.reshape(shape))))
         return joined
 
@@ -212,29 +200,18 @@ class AllGather(OfEachReplica):
 
 
 @dataclass(frozen=True)
-class First:
-    """The value of the first replica for all; the others contribute None."""
-
-    name: str
-
-    def shapes(self, contribution: Any) -> Any:
-        return None
-
-    def partial(self, contributions: Mapping[int, Any]) -> Any:
-        return contributions.get(0)
-
-    def combined(self, partials: Sequence[Any]) -> Any:
-        return next((partial for partial in partials if partial is not None), None)
-
-    def final(self, partial: Any) -> Any:
-        return partial
-
-
-@dataclass(frozen=True)
 class Collect(OfEachReplica):
     """The contributions of all replicas, of any type that pickles, in the order of the replicas."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class First(Collect):
+    """The value of the first replica for all; the others contribute None."""
+
+    def final(self, partial: Any) -> Any:
+        return super().final(partial)[0]
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from daskdist.config import seconds
 from daskdist.errors import CollectiveError
 from daskdist.execute.messages.link import WorkerLinks, silence_error
 from daskdist.strategy.collectives.messages import Answer, StatusAsked
-from daskdist.strategy.collectives.rendezvous import left_error
+from daskdist.strategy.collectives.rendezvous import LOOK_EVERY_S, left_error
 from daskdist.strategy.group import ReplicaGroup, Step, lost_worker_error
-
-LOOK_EVERY_S: Final = 0.3
 
 
 class LostWorker(NamedTuple):
@@ -85,7 +83,7 @@ class Questions:
             answers = dict(asked.answers)
         for address in asked.addresses:
             since_s = max(asked.asked_s, self._links.moved_s(address))
-            if self._links.silent_s(address) > most or self._links.clock.run_s - since_s > most:
+            if self._links.clock.run_s - since_s > most:
                 answers.setdefault(address, LostWorker(silence_error(most)))
         return answers
 
@@ -116,40 +114,28 @@ class Inquiry:
         The name of the operation in messages.
     group
         All replicas.
-    every_s
-        Seconds between questions.
+    end
+        The time by which all replicas should have made the call.
     """
 
     def __init__(
-        self,
-        questions: Questions,
-        address: str,
-        key: Step,
-        turn: int,
-        name: str,
-        group: ReplicaGroup,
-        every_s: float = LOOK_EVERY_S,
+        self, questions: Questions, address: str, key: Step, turn: int, name: str, group: ReplicaGroup, end: float
     ) -> None:
         self._questions = questions
-        self._address = address
+        self._others = [worker for worker in group.workers if worker != address]
         self._question = partial(StatusAsked, key=key, turn=turn)
         self._name = name
         self._group = group
-        self._every_s = every_s
+        self._end = end
         self._asked: Asked | None = None
-        self._begun = 0.0
-        self._num_judged = 0
-        self.next_at = time.monotonic()
+        # True if the last question was sent after the end.
+        self._is_late = False
+        self._next_at = 0.0
 
-    @property
-    def is_answered(self) -> bool:
-        """Return whether there are answers that have not been judged."""
-        return self._asked is not None and len(self._asked.answers) > self._num_judged
+    def absent(self, waited_for: Sequence[str] | None = None) -> list[int] | None:
+        """Return the missing replicas of other workers, from answers to questions asked after the end; None before.
 
-    def absent(self, waited_for: Sequence[str], end: float) -> list[int] | None:
-        """Return the missing replicas of other workers, from answers to questions asked after ``end``; None before.
-
-        Before ``end`` only the workers that are waited for are asked, from then on all.
+        Before the end only the workers that are waited for are asked, from then on all; None stands for all.
 
         Raises
         ------
@@ -157,22 +143,17 @@ class Inquiry:
             A worker that is waited for is lost, a replica on it has left, or the operation has failed on some worker.
         """
         missing, now = None, time.monotonic()
+        waited_for = self._others if waited_for is None else waited_for
         if self._asked is not None:
-            self._num_judged = len(self._asked.answers)
             answers = self._questions.answers(self._asked)
             absent = self._judged(answers, waited_for)
             if answers.keys() >= set(self._asked.addresses):
-                missing = None if self._begun < end else absent
+                missing = absent if self._is_late else None
                 self._asked = None
-                self.next_at = max(self._begun + self._every_s, now)
-                if self._begun < end:
-                    self.next_at = min(self.next_at, max(end, now))
-        if self._asked is None and now >= self.next_at:
-            others = [worker for worker in self._group.workers if worker != self._address]
-            self._begun, self._num_judged = now, 0
-            self._asked = self._questions.ask(waited_for if now < end else others, self._question)
-        if self._asked is not None:
-            self.next_at = now + LOOK_EVERY_S
+        if self._asked is None and now >= self._next_at:
+            self._is_late = now >= self._end
+            self._asked = self._questions.ask(self._others if self._is_late else waited_for, self._question)
+            self._next_at = now + LOOK_EVERY_S if self._is_late else min(now + LOOK_EVERY_S, self._end)
         return missing
 
     def _judged(self, answers: Mapping[str, Any], waited_for: Sequence[str]) -> list[int]:
@@ -188,5 +169,5 @@ class Inquiry:
                 if answer.failed is not None:
                     raise CollectiveError(answer.failed)
                 if answer.left:
-                    raise left_error(self._name, dict(answer.left))
+                    raise left_error(self._name, answer.left)
         return sorted(absent)

@@ -17,7 +17,7 @@ from daskdist.strategy.group import describe_error, named_replicas
 # The number of a replica's calls that a message shows.
 _NUM_SHOWN: Final = 8
 # Seconds between a waiter's checks of replicas in other processes.
-_LOOK_EVERY_S: Final = 0.3
+LOOK_EVERY_S: Final = 0.3
 # Seconds between checks for their answers once the timeout has passed.
 _ANSWER_S: Final = 0.02
 # Exit reasons sent to others: the replica has finished, or a collective operation failed.
@@ -43,19 +43,6 @@ class Collective(Protocol):
 
     def final(self, partial: Any) -> Any:
         """Return the result from the last partial result."""
-
-
-class PeerExchange(Protocol):
-    """The exchange between the processes of a rendezvous."""
-
-    def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
-        """Return the result of the operation from the partial results of all processes."""
-
-    def absent(self, turn: int, name: str) -> Callable[[float], Sequence[int] | None]:
-        """Return a function that takes a time and returns the replicas of other processes still missing after it.
-
-        It returns None until they are known, and raises an error if some will never make the call.
-        """
 
 
 @dataclass(frozen=True)
@@ -87,15 +74,16 @@ class CallSignature:
         CollectiveError
             The other call has another name or other shapes.
         """
-        if self.name != other.name:
+        first, second = (self, other) if self.number < other.number else (other, self)
+        if first.name != second.name:
             raise CollectiveError(
-                f"replicas make different calls: replica {self.number} calls {', '.join(self.order)}; replica "
-                f"{other.number} calls {', '.join(other.order)}; all must make the same calls in the same order"
+                f"replicas make different calls: replica {first.number} calls {', '.join(first.order)}; replica "
+                f"{second.number} calls {', '.join(second.order)}; all must make the same calls in the same order"
             )
-        if self.shapes != other.shapes:
+        if first.shapes != second.shapes:
             raise CollectiveError(
-                f"{self.name}: values of replicas differ in structure or shape: replica {self.number} gives "
-                f"{self.shapes}, replica {other.number} gives {other.shapes}"
+                f"{first.name}: values of replicas differ in structure or shape: replica {first.number} gives "
+                f"{first.shapes}, replica {second.number} gives {second.shapes}"
             )
 
 
@@ -118,14 +106,12 @@ class Rendezvous:
     members
         The numbers of the replicas.
     exchange
-        The exchange with other processes; None if there are none.
+        The `Transport` to other processes; None if there are none.
     waits
         Called before a replica waits, to make sure that the others are running.
     """
 
-    def __init__(
-        self, members: Sequence[int], exchange: PeerExchange | None = None, waits: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, members: Sequence[int], exchange: Any = None, waits: Callable[[], None] | None = None) -> None:
         self.members = tuple(members)
         self._exchange = exchange
         self._waits = waits
@@ -240,14 +226,13 @@ class Rendezvous:
         since = time.monotonic()
         if not self._left and not self._is_closed:
             # From now on, a replica that leaves releases the gate.
-            gate.acquire(timeout=_LOOK_EVERY_S)
+            gate.acquire(timeout=LOOK_EVERY_S)
         if turn_round.is_over:
             return
         # The function may change the setting between calls.
         most = seconds("timeouts.collective")
         end = since + most
-        longest_s = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
-        absent: Callable[[float], Sequence[int] | None] | None = None
+        inquiry: Any = None
         elsewhere: Sequence[int] | None = ()
         while not turn_round.is_over:
             with self._lock:
@@ -258,15 +243,12 @@ class Rendezvous:
             if missing and self._is_closed:
                 raise closed_error(collective.name)
             if missing and self._exchange is not None:
-                absent = absent or self._exchange.absent(turn, collective.name)
-                elsewhere = absent(end)
+                inquiry = inquiry or self._exchange.inquiry(turn, collective.name, end)
+                elsewhere = inquiry.absent()
             # Once all replicas have arrived, the exchange checks the timeout.
-            rest = end - time.monotonic() if missing else -1
-            if missing and rest <= 0:
-                if elsewhere is not None:
-                    raise late_error(collective.name, sorted([*missing, *elsewhere]), most)
-                rest = _ANSWER_S
-            gate.acquire(timeout=min(rest, longest_s))
+            if missing and elsewhere is not None and time.monotonic() >= end:
+                raise late_error(collective.name, sorted([*missing, *elsewhere]), most)
+            gate.acquire(timeout=look_after_s(end) if missing else -1)
 
 
 def _open(turn_round: _Round) -> None:
@@ -277,25 +259,24 @@ def _open(turn_round: _Round) -> None:
 
 def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
     """Return the error for replicas that have finished without making the call."""
-    failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
-    direct = {number: error for number, error in errors.items() if number not in failed}
-    if failed and all(error is None or error == HAS_ENDED for error in direct.values()):
+    reasons = {
+        number: describe_error(error) if isinstance(error, BaseException) else error or HAS_ENDED
+        for number, error in errors.items()
+    }
+    failed = [reason for reason in reasons.values() if reason.startswith(_RAISED)]
+    direct = {number: reason for number, reason in reasons.items() if reason not in failed}
+    if failed and set(direct.values()) <= {HAS_ENDED}:
         # All replicas raise the same failure.
-        return CollectiveError(next(iter(failed.values())))
-    states = []
+        return CollectiveError(failed[0].removeprefix(_RAISED))
     # Leave out replicas that only failed as a consequence.
-    for number, error in direct.items():
-        if isinstance(error, BaseException):
-            error = describe_error(error)
-        states.append(f"replica {number} {error or HAS_ENDED}")
-    return CollectiveError(f"{name} is called by some replicas only: {'; '.join(states)}")
+    states = "; ".join(f"replica {number} {reason}" for number, reason in direct.items())
+    return CollectiveError(f"{name} is called by some replicas only: {states}")
 
 
-def _failure(error: BaseException | str | None) -> str | None:
-    # Return the failure of the collective that the replica took part in.
-    if isinstance(error, CollectiveError):
-        return str(error)
-    return error.removeprefix(_RAISED) if isinstance(error, str) and error.startswith(_RAISED) else None
+def look_after_s(end: float) -> float:
+    """Return the seconds until a waiter looks at replicas in other processes again, given the time of its timeout."""
+    rest_s = end - time.monotonic()
+    return min(rest_s, LOOK_EVERY_S) if rest_s > 0 else _ANSWER_S
 
 
 def closed_error(name: str) -> CollectiveError:

@@ -13,6 +13,7 @@ from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.callers.cluster_requests import is_encrypted
 from daskdist.execute.messages.failure import Failure, Packed
 from daskdist.strategy.collectives.device_links import DeviceLinks
+from daskdist.strategy.collectives.messages import Contribution, Turn
 from daskdist.strategy.collectives.operations import AllReduce, Merge
 from daskdist.strategy.collectives.questions import Inquiry
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
@@ -25,13 +26,6 @@ _MOST_WITHOUT_TREE: Final = 8
 _MOST_WHOLE: Final = 2
 # Up to this many workers are connected from device to device: each sends small messages to all others.
 _MOST_LINKED: Final = 32
-# Kind of message -> 0 for the direct exchange, 1 for the tree, 2 for the agreement on device links, which comes before
-# one of the two.
-_WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1, "offer": 2, "ready": 2}
-# Kinds of messages that carry the signature of their call.
-_ABOUT: Final = frozenset({"values", "up", "offer", "ready"})
-# Seconds between queries of other workers while waiting for a replica of this process.
-_LOOK_EVERY_S: Final = 1.0
 
 
 class Transport:
@@ -53,39 +47,33 @@ class Transport:
         self._key = (group.token, step)
         self._own = group.workers.index(mailbox.address)
 
-    def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
+    def __call__(self, number: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         """Return the result of the operation from the partial results of all workers."""
         if isinstance(collective, AllReduce) and (nccl := setting("nccl")) and collective.is_large(partial):
             self._check_links(signature, nccl)
-            reduced = self._by_links(turn, collective, signature, partial)
-            if reduced is not None:
-                return collective.final(reduced)
+            if len(self._group.workers) <= _MOST_LINKED:
+                # The error for a worker without the setting shows the name.
+                name = f"{signature.name} with daskdist.nccl"
+                signature = replace(signature, name=name, order=(*signature.order[:-1], name))
+                reduced = self._by_links(Turn(self._key, number, signature), collective, partial)
+                if reduced is not None:
+                    return collective.final(reduced)
         # Other processes receive NumPy arrays.
-        partial = host_nest(partial)
+        turn, partial = Turn(self._key, number, signature), host_nest(partial)
         if isinstance(collective, Merge) or len(self._group.workers) > _MOST_WITHOUT_TREE:
-            return self._in_tree(turn, collective, signature, partial)
-        return collective.final(self._between_all(turn, collective, signature, partial))
+            return self._in_tree(turn, collective, partial)
+        return collective.final(self._between_all(turn, collective, partial))
 
-    def _by_links(self, turn: int, collective: AllReduce, signature: CallSignature, partial: Any) -> Any:
+    def _by_links(self, turn: Turn, collective: AllReduce, partial: Any) -> Any:
         # Return the result on this worker's device; None if it is to be exchanged between the hosts.
-        num_workers = len(self._group.workers)
-        if num_workers > _MOST_LINKED:
-            return None
-        links = self._mailbox.device_links.setdefault(self._group, DeviceLinks(num_workers, self._own))
-        others = [number for number in range(num_workers) if number != self._own]
-        # The error for a worker without the setting shows the name.
-        name = f"{signature.name} with daskdist.nccl"
-        named = replace(signature, name=name, order=(*signature.order[:-1], name))
+        everyone = range(len(self._group.workers))
+        links = self._mailbox.device_links.setdefault(self._group, DeviceLinks(len(everyone), self._own))
 
         def exchange(part: str, value: Any) -> list[Any]:
-            self._post(turn, part, others, named, value)
-            values = {self._own: value}
-            for number, (other, received) in zip(others, self._take(turn, part, others, named), strict=True):
-                _check(named, other)
-                values[number] = received
-            return [values[number] for number in range(num_workers)]
+            self._post(turn, part, everyone, value)
+            return self._values(turn, part, everyone, value)
 
-        return links.reduced(signature.name, collective.op, partial, exchange)
+        return links.reduced(collective.name, collective.op, partial, exchange)
 
     def _check_links(self, signature: CallSignature, nccl: Any) -> None:
         if nccl != "insecure" and any(map(is_encrypted, self._group.workers)):
@@ -95,41 +83,31 @@ class Transport:
                 "to 'insecure'"
             )
 
-    def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
-        """Return a getter of the missing replicas of other workers; see `Inquiry.absent`."""
-        questions, address = self._mailbox.questions, self._mailbox.address
-        inquiry = Inquiry(questions, address, self._key, turn, name, self._group, _LOOK_EVERY_S)
-        others = [other for other in self._group.workers if other != address]
-        return lambda end: inquiry.absent(others, end)
+    def inquiry(self, turn: int, name: str, end: float) -> Inquiry:
+        """Return the question for the replicas of other workers that have not made a call by a time."""
+        return Inquiry(self._mailbox.questions, self._mailbox.address, self._key, turn, name, self._group, end)
 
-    def _between_all(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
+    def _between_all(self, turn: Turn, collective: Collective, partial: Any) -> Any:
         # Each worker computes the result, in the same order; of large values, each of more than two workers computes a
         # part.
-        num_workers = len(self._group.workers)
-        others = [number for number in range(num_workers) if number != self._own]
-        parts = None
-        if isinstance(collective, AllReduce) and collective.is_large(partial):
-            if num_workers <= _MOST_WHOLE:
-                (sent,) = self._post(turn, "values", others, signature, partial, is_kept=True)
-                result = self._combined(turn, "values", collective, signature, partial, range(num_workers))
-                # The replica may change its contribution as soon as it has a result.
-                self._await_sent(sent, others[0], signature)
-                return result
-            parts = collective.cut(partial, num_workers)
-            for number in others:
+        everyone = range(len(self._group.workers))
+        large = collective if isinstance(collective, AllReduce) and collective.is_large(partial) else None
+        if large is not None and len(everyone) > _MOST_WHOLE:
+            parts = large.cut(partial, len(everyone))
+            for number in everyone:
                 # No copy is needed: the replica has no result, and changes nothing, before these parts have arrived.
-                self._post(turn, "values", [number], signature, parts[number], is_kept=True)
-        else:
-            self._post(turn, "values", others, signature, partial)
-        local_part = partial if parts is None else parts[self._own]
-        result = self._combined(turn, "values", collective, signature, local_part, range(num_workers))
-        if parts is None or not isinstance(collective, AllReduce):
-            return result
-        self._post(turn, "part", others, signature, result, is_kept=True)
-        parts_of = dict(zip(others, self._take(turn, "part", others, signature), strict=True))
-        return collective.joined([result if k == self._own else parts_of[k] for k in range(num_workers)], partial)
+                self._post(turn, "values", [number], parts[number], is_kept=True)
+            result = self._combined(turn, "values", large, parts[self._own], everyone)
+            self._post(turn, "part", everyone, result, is_kept=True)
+            return large.joined(self._values(turn, "part", everyone, result), partial)
+        sent = self._post(turn, "values", everyone, partial, is_kept=large is not None)
+        result = self._combined(turn, "values", collective, partial, everyone)
+        if large is not None:
+            # The replica may change its contribution as soon as it has a result.
+            self._await_sent(sent[0], 1 - self._own, collective.name)
+        return result
 
-    def _await_sent(self, sent: ThreadFuture[None], number: int, signature: CallSignature) -> None:
+    def _await_sent(self, sent: ThreadFuture[None], number: int, name: str) -> None:
         most = seconds("timeouts.collective")
         try:
             # The timeout may be infinite.
@@ -137,33 +115,20 @@ class Transport:
         except TimeoutError:
             address = self._group.workers[number]
             raise CollectiveError(
-                f"{signature.name}: {address} did not receive a message within {most:g} s, which is "
-                "daskdist.timeouts.collective"
+                f"{name}: {address} did not receive a message within {most:g} s, which is daskdist.timeouts.collective"
             ) from None
 
-    def _combined(
-        self,
-        turn: int,
-        part: str,
-        collective: Collective,
-        signature: CallSignature,
-        partial: Any,
-        numbers: Sequence[int],
-    ) -> Any:
-        others = [number for number in numbers if number != self._own]
-        messages = dict(zip(others, self._take(turn, part, others, signature), strict=True))
-        for number in others:
-            other, value = messages[number]
+    def _combined(self, turn: Turn, part: str, collective: Collective, partial: Any, numbers: Sequence[int]) -> Any:
+        values = self._values(turn, part, numbers, partial)
+        for value in values:
             if isinstance(value, Failure):
                 raise value.error()
-            _check(signature, other)
-        values = [partial if number == self._own else messages[number][1] for number in numbers]
         if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(partial):
             # Nothing else references received arrays.
-            return collective.combined_in_place(values, numbers.index(others[0]))
+            return collective.combined_in_place(values, 1 - numbers.index(self._own))
         return collective.combined(values)
 
-    def _in_tree(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
+    def _in_tree(self, turn: Turn, collective: Collective, partial: Any) -> Any:
         result = partial
         numbers: Sequence[int] = range(len(self._group.workers))
         led: list[Sequence[int]] = []
@@ -173,63 +138,44 @@ class Transport:
             group = next(group for group in groups if self._own in group)
             above = group[0]
             if above != self._own:
-                self._post(turn, f"up {len(led)}", [above], signature, result)
+                self._post(turn, f"up {len(led)}", [above], result)
                 break
-            result = _outcome(
-                self._combined, turn, f"up {len(led)}", collective, signature, result, group, before=result
-            )
+            result = _outcome(self._combined, turn, f"up {len(led)}", collective, result, group, before=result)
             led.append(group)
             numbers = [group[0] for group in groups]
         if above == self._own:
             result = _outcome(collective.final, result, before=result)
         else:
-            (result,) = self._take(turn, f"down {len(led)}", [above], signature)
+            (result,) = self._values(turn, f"down {len(led)}", [above])
         for level, group in reversed(list(enumerate(led))):
-            self._post(turn, f"down {level}", group[1:], signature, result)
+            self._post(turn, f"down {level}", group, result)
         if isinstance(result, Failure):
             raise result.error()
         return result
 
     def _post(
-        self,
-        turn: int,
-        part: str,
-        numbers: Sequence[int],
-        signature: CallSignature,
-        data: Any,
-        *,
-        is_kept: bool = False,
+        self, turn: Turn, part: str, numbers: Sequence[int], value: Any, *, is_kept: bool = False
     ) -> list[ThreadFuture[None]]:
-        kind = part.partition(" ")[0]
         # Pickle now, as sending takes a while and the replica may change its value as soon as it has a result.
         try:
-            packed = Packed.of((signature, data) if kind in _ABOUT else data)
+            packed = Packed.of(value)
         except Exception as error:
-            value_name = "the function's result" if kind == "down" else "a replica's value"
+            value_name = "the function's result" if part.startswith("down") else "a replica's value"
             raise ArgumentError(
-                f"{signature.name}: {value_name} cannot be pickled, so it cannot be sent to other workers: {error}"
+                f"{turn.signature.name}: {value_name} cannot be pickled, so it cannot be sent to other workers: {error}"
             ) from error
         # Nothing else refers to what the receivers get, so they may write into it.
         packed = (packed if is_kept else packed.copied())._replace(are_writable=[True] * len(packed.buffers))
-        workers = [self._group.workers[number] for number in numbers]
-        return [self._mailbox.send(address, self._key, turn, part, packed) for address in workers]
+        workers = [self._group.workers[number] for number in numbers if number != self._own]
+        return [self._mailbox.send(address, Contribution(turn, part, packed)) for address in workers]
 
-    def _take(self, turn: int, part: str, numbers: Sequence[int], signature: CallSignature) -> list[Any]:
-        senders = [self._group.workers[number] for number in numbers]
-        way = _WAYS[part.partition(" ")[0]]
-
-        def refuse(other: str, data: Any) -> None:
-            kind = other.partition(" ")[0]
-            if _WAYS[kind] != way and kind in _ABOUT:
-                _check(signature, data.value()[0])
-
-        taken = self._mailbox.take(self._key, turn, part, senders, signature.name, self._group, refuse)
-        return [data.value() for data in taken]
-
-
-def _check(signature: CallSignature, other: CallSignature) -> None:
-    first, second = sorted((signature, other), key=lambda signature: signature.number)
-    first.check(second)
+    def _values(self, turn: Turn, part: str, numbers: Sequence[int], own_value: Any = None) -> list[Any]:
+        # Wait for the values of some workers, with this one's if it is among them.
+        others = [number for number in numbers if number != self._own]
+        senders = [self._group.workers[number] for number in others]
+        taken = self._mailbox.take(turn, part, senders, self._group)
+        values = dict(zip(others, [data.value() for data in taken], strict=True))
+        return [own_value if number == self._own else values[number] for number in numbers]
 
 
 def _outcome(function: Callable[..., Any], *args: Any, before: Any) -> Any:

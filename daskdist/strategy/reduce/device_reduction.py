@@ -22,8 +22,9 @@ from daskdist.strategy.reduce.reductions import (
     Op,
     ReduceOp,
     Reduction,
-    in_pairs,
+    RowByRow,
     num_rows,
+    rows_first,
     wide_dtype,
     without,
 )
@@ -42,15 +43,11 @@ def reduction_on(device: Device, op: Op) -> Reduction:
     ArgumentError
         The operation is a NumPy function without a counterpart for these arrays.
     """
-    if isinstance(op, ReduceOp):
-        return _named(device, op)  # type: ignore[arg-type]  # devices are values
-    return _reduction_on(device, op)
-
-
-def _reduction_on(device: Device, op: Op) -> Reduction:
-    xp = device.namespace
     if isinstance(op, Reduction):
         return op
+    if isinstance(op, ReduceOp):
+        return _named(device, op)  # type: ignore[arg-type]  # devices are values
+    xp = device.namespace
     if isinstance(op, np.ufunc):
         function = getattr(xp, op.__name__, None)
         if function is None:
@@ -59,33 +56,31 @@ def _reduction_on(device: Device, op: Op) -> Reduction:
                 "return NumPy arrays"
             )
         return Reduction(_Elementwise(xp, op, function), _Promoted(xp, function))
-    if not isinstance(op, ReduceOp):
-        return Reduction(_RowByRow(xp, op), op)
-    match NAMED[op].on_device:
-        case "sum":
-            return Reduction(_Total(device, xp.sum), _Promoted(xp, xp.add))
-        case "prod":
-            return Reduction(_Total(device, xp.prod), _Promoted(xp, xp.multiply))
-        case "mean":
-            return Reduction(_SumAndCount(device), _AddUp(xp), _Mean(xp))
-        case "min" | "max" as name:
-            extreme = _Extreme(device, is_most=name == "max")
-            return Reduction(extreme, extreme.of_two)
-        case None:
-            return NAMED[op].reduction
+    return Reduction(RowByRow(op, xp), op)
 
 
 @functools.lru_cache(maxsize=256)
 def _named(device: Any, op: ReduceOp) -> Reduction:
     # Cached, as every step uses the same record.
-    return _reduction_on(device, op)
+    xp, record = device.namespace, NAMED[op]
+    match record.on_device:
+        case "sum":
+            return Reduction(_Total(device, xp.sum), _Promoted(xp, xp.add))
+        case "prod":
+            return Reduction(_Total(device, xp.prod), _Promoted(xp, xp.multiply))
+        case "mean":
+            # Totals are floating or complex numbers, which all namespaces promote alike.
+            return Reduction(_SumAndCount(device), record.reduction.combine, _Mean(xp))
+        case "min" | "max" as name:
+            extreme = _Extreme(device, is_most=name == "max")
+            return Reduction(extreme, _Promoted(xp, extreme.of_two))
+        case None:
+            return record.reduction
 
 
 def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
     """Combine partial results of several devices on the first by its library; return None if that cannot."""
-    if not isinstance(op, ReduceOp):
-        return None
-    name = NAMED[op].on_device
+    name = NAMED[op].on_device if isinstance(op, ReduceOp) else None
     if name is None:
         return None
     if name != "mean":
@@ -186,12 +181,11 @@ class _Extreme:
         return _along_rows(xp, xp.max if self.is_most else xp.min, array, axis)
 
     def of_two(self, a: Any, b: Any) -> Any:
-        xp = self.device.namespace
-        dtype = np.result_type(dtype_of(a), dtype_of(b))
-        a, b = cast(xp, a, dtype), cast(xp, b, dtype)
-        if dtype.kind == "b":
+        # Both have the same dtype.
+        xp, kind = self.device.namespace, dtype_of(a).kind
+        if kind == "b":
             return (xp.logical_or if self.is_most else xp.logical_and)(a, b)
-        if dtype.kind == "c":
+        if kind == "c":
             return self._of_complex(a, b)
         return (xp.maximum if self.is_most else xp.minimum)(a, b)
 
@@ -221,14 +215,6 @@ class _SumAndCount:
         if dtype.kind in "biu":
             total = cast(xp, total, result)
         return total, num_rows(array.shape, axis), result
-
-
-@dataclass(frozen=True)
-class _AddUp:
-    xp: Any
-
-    def __call__(self, a: tuple[Any, int, Any], b: tuple[Any, int, Any]) -> tuple[Any, int, Any]:
-        return _Promoted(self.xp, self.xp.add)(a[0], b[0]), a[1] + b[1], np.result_type(a[2], b[2])
 
 
 @dataclass(frozen=True)
@@ -263,30 +249,9 @@ class _Elementwise:
         return array if axis is None else _by_halves(xp, self.function, array, axis)
 
 
-@dataclass(frozen=True)
-class _RowByRow:
-    # An associative function that need not be elementwise.
-    xp: Any
-    function: Callable[[Any, Any], Any]
-
-    def __call__(self, array: Any, axis: Axis) -> Any:
-        if axis is None:
-            return array
-        whole = _rows_first(self.xp, array, axis)
-        return in_pairs(self.function, [whole[number, ...] for number in range(whole.shape[0])])
-
-
-def _rows_first(xp: Any, array: Any, axis: int | tuple[int, ...]) -> Any:
-    # Move the reduced axes to the front.
-    axes = sorted(number % array.ndim for number in (axis if isinstance(axis, tuple) else (axis,)))
-    rest = [number for number in range(array.ndim) if number not in axes]
-    shape = (num_rows(array.shape, axis), *without(array.shape, axis))
-    return xp.reshape(xp.permute_dims(array, (*axes, *rest)), shape)
-
-
 def _by_halves(xp: Any, function: Callable[[Any, Any], Any], array: Any, axis: int | tuple[int, ...]) -> Any:
     # Combine all rows in pairs at once, then the results in pairs, and so on.
-    rows = _rows_first(xp, array, axis)
+    rows = rows_first(xp, array, axis)
     while (number := rows.shape[0]) > 1:
         even = number - number % 2
         pairs = function(rows[0:even:2, ...], rows[1:even:2, ...])

@@ -13,7 +13,7 @@ from daskdist.core.structure import Structure
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.reduce.device_reduction import cast
-from daskdist.strategy.reduce.reductions import numpy_array
+from daskdist.strategy.reduce.reductions import numpy_array, without
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import home_of, host_array, in_stream_of, moved
 from daskdist.strategy.values.encoding import Encoded
@@ -79,7 +79,7 @@ def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") ->
         arrays = _of_known_shape(arrays)
     shape = arrays[0].shape
     for number, array in enumerate(arrays):
-        if _without(array.shape, axis) != _without(shape, axis):
+        if without(array.shape, axis) != without(shape, axis):
             raise ArgumentError(
                 f"{operation}: values of replicas differ in shape: replica 0 gives {shape}, replica {number} gives "
                 f"{array.shape}; they may differ along axis {axis} only"
@@ -140,7 +140,3 @@ def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:
         else array
         for array in arrays
     ]
-
-
-def _without(shape: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
-    return len(shape), shape[:axis], shape[axis + 1 :]

@@ -134,24 +134,39 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class RowByRow:
-    """The partial result of a replica's array by an associative function of pairs of rows, then pairs of results."""
+    """The partial result of a replica's array by an associative function of pairs of rows, then pairs of results.
+
+    The function need not be elementwise.
+
+    Parameters
+    ----------
+    function
+        The function.
+    xp
+        The namespace of the array.
+    """
 
     function: Callable[[Any, Any], Any]
+    xp: Any = np
 
     def __call__(self, array: Any, axis: Axis) -> Any:
         if axis is None:
             return array
-        axes = sorted(number % array.ndim for number in (axis if isinstance(axis, tuple) else (axis,)))
-        shape = (num_rows(array.shape, axis), *without(array.shape, axis))
-        return in_pairs(self.function, list(np.moveaxis(array, axes, range(len(axes))).reshape(shape)))
+        whole = rows_first(self.xp, array, axis)
+        # Rows of NumPy arrays are scalars if there are no other axes. Not all namespaces iterate over arrays.
+        rows = list(whole) if self.xp is np else [whole[number, ...] for number in range(whole.shape[0])]
+        while len(rows) > 1:
+            pairs = [self.function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
+            rows = pairs + rows[len(pairs) * 2 :]
+        return rows[0]
 
 
-def in_pairs(function: Callable[[Any, Any], Any], rows: list[Any]) -> Any:
-    """Reduce rows to one: pairs of neighbours first, then pairs of the results."""
-    while len(rows) > 1:
-        pairs = [function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
-        rows = pairs + rows[len(pairs) * 2 :]
-    return rows[0]
+def rows_first(xp: Any, array: Any, axis: int | tuple[int, ...]) -> Any:
+    """Return an array of a namespace with the axes to reduce as its first one."""
+    axes = sorted(number % array.ndim for number in (axis if isinstance(axis, tuple) else (axis,)))
+    rest = [number for number in range(array.ndim) if number not in axes]
+    shape = (num_rows(array.shape, axis), *without(array.shape, axis))
+    return xp.reshape(xp.permute_dims(array, (*axes, *rest)), shape)
 
 
 def without(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -229,8 +244,6 @@ class NamedReduction:
         The NumPy function that combines the arrays of two partial results; None if there is no such function.
     on_device
         The function of the array API standard that reduces device arrays; None to call ``reduction`` with them.
-    has_own_partials
-        Whether the partial result of a number is the number itself.
     needs_order
         Whether values must be ordered; otherwise it must be possible to add them.
     keeps_equal
@@ -242,7 +255,6 @@ class NamedReduction:
     reduction: Reduction
     of_two: np.ufunc | None = None
     on_device: Literal["sum", "prod", "mean", "min", "max"] | None = None
-    has_own_partials: bool = False
     needs_order: bool = False
     keeps_equal: bool = False
     weighted: Callable[[Any, float], Any] | None = None
@@ -253,7 +265,6 @@ NAMED: Final[dict[Any, NamedReduction]] = {
         Reduction(Ufunc(np.add, widens=True), np.add, identity=0),
         np.add,
         "sum",
-        has_own_partials=True,
         weighted=_weighted_total,
     ),
     ReduceOp.MEAN: NamedReduction(
@@ -267,7 +278,6 @@ NAMED: Final[dict[Any, NamedReduction]] = {
         Reduction(Ufunc(np.minimum), np.minimum),
         np.minimum,
         "min",
-        has_own_partials=True,
         needs_order=True,
         keeps_equal=True,
     ),
@@ -275,16 +285,15 @@ NAMED: Final[dict[Any, NamedReduction]] = {
         Reduction(Ufunc(np.maximum), np.maximum),
         np.maximum,
         "max",
-        has_own_partials=True,
         needs_order=True,
         keeps_equal=True,
     ),
     ReduceOp.PROD: NamedReduction(
-        Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1), np.multiply, "prod", has_own_partials=True
+        Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1), np.multiply, "prod"
     ),
 }
 # NumPy function -> its named reduction.
-_OF_UFUNC: Final = {record.of_two: op for op, record in NAMED.items() if record.has_own_partials}
+_OF_UFUNC: Final = {record.of_two: op for op, record in NAMED.items() if record.of_two is record.reduction.combine}
 
 
 def checked_op(value: object) -> Op:
@@ -297,8 +306,6 @@ def checked_op(value: object) -> Op:
     """
     if isinstance(value, (ReduceOp, Reduction)):
         return value
-    if type(value) is str and (op := ReduceOp.__members__.get(value)) is not None:
-        return op
     if isinstance(value, np.ufunc):
         if value.nin != 2 or value.nout != 1 or value.signature is not None:
             raise ArgumentError(

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.cached_property import cached_property
 from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
 from daskdist.devices import Device, adopted, device_of, dtype_of
@@ -37,7 +38,7 @@ from daskdist.strategy.reduce.reductions import (
     reduction_of,
     without,
 )
-from daskdist.strategy.reduce.weights import weight_of, weighted, weighted_rows
+from daskdist.strategy.reduce.weights import weighted, weighted_rows
 from daskdist.strategy.values.absent import ABSENT
 from daskdist.strategy.values.device_arrays import Placed, home_of, in_stream_of, moved_nest
 from daskdist.strategy.values.encoding import NUMBERS, SteadyFunction, is_small, is_small_part
@@ -52,9 +53,11 @@ _ORDERED: Final = "biufcmM"
 _COMBINED_AS_THEY_ARE: Final = (str, bytes, Ragged)
 
 
-@dataclass(frozen=True)
-class Fold:
+@dataclass(frozen=True, eq=False)
+class Fold(SteadyFunction):
     """One node of the tree, which combines the chunks of some replicas, or partial results.
+
+    The fold of a named reduction is the same object in all steps, so that it is sent to a worker once.
 
     Parameters
     ----------
@@ -70,6 +73,8 @@ class Fold:
         The name of the operation in messages.
     is_weighted
         Whether the last leaf of each replica is the weight of its other leaves, or with an axis those of their rows.
+    is_of_values
+        Whether it is called with one value of each of some replicas, not with partial results.
     """
 
     op: Op
@@ -78,35 +83,35 @@ class Fold:
     stays: bool = False
     operation: str = "reduce"
     is_weighted: bool = False
+    is_of_values: bool = False
+
+    def __call__(self, *results: Any) -> Any:
+        return self.rows([[result] for result in results]) if self.is_of_values else self.partials(results)
+
+    def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
+        """Return whether a call takes only microseconds and runs no code of the user, given what its values are of."""
+        if not isinstance(self.op, ReduceOp):
+            return False
+        return all(map(is_small_part, results, picks) if self.is_of_values else map(is_small, results))
 
     def rows(self, replicas: Sequence[Sequence[Any]]) -> Any:
         """Fold the values of replicas, some of each."""
         columns: Iterable[Sequence[Any]] = zip(*replicas, strict=True)
-        reduction = reduction_of(self.op)
-        chunk = self._chunk
-        if self.is_weighted:
-            *columns, weights = columns
-            if self.axis is not None:
-                of_rows = partial(weighted_rows, self.op, partial(chunk, reduction), self._checked)
-                return self._fold(reduction, [list(map(of_rows, column, weights)) for column in columns])
-            weights = list(map(weight_of, weights))
-            return self._fold(
-                reduction,
-                [
-                    [
-                        weighted(self.op, *chunk(reduction, leaf), weight)
-                        for leaf, weight in zip(column, weights, strict=True)
-                    ]
-                    for column in columns
-                ],
-            )
-        return self._fold(reduction, [[chunk(reduction, leaf) for leaf in column] for column in columns])
+        if not self.is_weighted:
+            return self._fold(map(self._chunk, column) for column in columns)
+        *columns, weights = columns
+        weigh = weighted if self.axis is None else partial(weighted_rows, self._checked)
+        return self._fold(map(partial(weigh, self.op, self._chunk), column, weights) for column in columns)
 
     def partials(self, results: Sequence[Any]) -> Any:
         """Fold partial results."""
-        return self._fold(reduction_of(self.op), zip(*results, strict=True))
+        return self._fold(zip(*results, strict=True))
 
-    def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
+    @cached_property
+    def _reduction(self) -> Reduction:
+        return reduction_of(self.op)
+
+    def _chunk(self, value: Any) -> tuple[tuple[int, ...], Any]:
         # Also return the remaining shape, which must be the same for all replicas.
         if type(value) not in NUMBERS:
             if value is ABSENT:
@@ -120,11 +125,11 @@ class Fold:
         if axis is None:
             # Only arrays have a shape to compare.
             shape = array.shape if isinstance(array, np.ndarray) else ()
-            return shape, self._called(reduction.chunk, array, None)
+            return shape, self._called(self._reduction.chunk, array, None)
         shape = without(array.shape, axis)
         if not array.size and not num_rows(array.shape, axis):
             return shape, NoRows(_one_row(array.shape, axis), array.dtype)
-        return shape, self._called(reduction.chunk, array, axis)
+        return shape, self._called(self._reduction.chunk, array, axis)
 
     def _chunk_there(self, array: Any, device: Device) -> tuple[tuple[int, ...], Any]:
         # The value is reduced on its device, and nothing is copied to the host.
@@ -189,13 +194,13 @@ class Fold:
         if len(axes) > 1 and len({number % ndim for number in axes}) < len(axes):
             raise ArgumentError(f"reduce: axis {axis} of a value of shape {shape} names an axis twice")
 
-    def _fold(self, reduction: Reduction, columns: Iterable[Sequence[tuple[tuple[int, ...], Any]]]) -> Any:
-        folded = [self._combined(reduction, column) for column in columns]
+    def _fold(self, columns: Iterable[Iterable[tuple[tuple[int, ...], Any]]]) -> Any:
+        folded = [self._combined(list(column)) for column in columns]
         if not self.is_final:
             return folded if self.stays else [(shape, _here(partial)) for shape, partial in folded]
-        return FlatResult.listed([self._final(reduction, *entry) for entry in folded])
+        return FlatResult.listed([self._final(*entry) for entry in folded])
 
-    def _combined(self, reduction: Reduction, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
+    def _combined(self, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
         kinds = {type(partial) for _, partial in column}
         with_shape = with_rows = column
         if NoRows in kinds:
@@ -208,18 +213,18 @@ class Fold:
         if NoRows in kinds and len(kinds) == 1:
             return shape, replace(partial, device=home_of([entry[1].device for entry in column]))
         if Placed in kinds:
-            return shape, self._combined_there(reduction, [entry[1] for entry in with_rows])
+            return shape, self._combined_there([entry[1] for entry in with_rows])
         for _, other in with_rows[1:]:
-            partial = self._called(reduction.combine, partial, other)
+            partial = self._called(self._reduction.combine, partial, other)
         return shape, partial
 
-    def _combined_there(self, reduction: Reduction, partials: Sequence[Any]) -> Any:
+    def _combined_there(self, partials: Sequence[Any]) -> Any:
         # Combine on the device of the first, or on the host if any partial result is there.
         home = home_of([partial.device if type(partial) is Placed else None for partial in partials])
         if home is None:
             combined = _here(partials[0])
             for other in partials[1:]:
-                combined = self._called(reduction.combine, combined, _here(other))
+                combined = self._called(self._reduction.combine, combined, _here(other))
             return combined
         combined, *others = [partial.partial for partial in partials]
         if not others:
@@ -237,7 +242,8 @@ class Fold:
                 combined = self._called(combine, combined, moved_nest(other, home))
         return Placed(home, combined)
 
-    def _final(self, reduction: Reduction, shape: tuple[int, ...], partial: Any) -> Any:
+    def _final(self, shape: tuple[int, ...], partial: Any) -> Any:
+        reduction = self._reduction
         if type(partial) is NoRows:
             if partial.one_row is None:
                 raise ArgumentError("reduce: no replica has a value: all were without rows, and were skipped")
@@ -248,7 +254,7 @@ class Fold:
                     "such a step out, or use a Reduction with an identity"
                 )
             if partial.device is not None:
-                return self._final_there(reduction, partial, partial.device)
+                return self._final_there(partial, partial.device)
             with np.errstate(all="ignore"):
                 partial = partial.partial(reduction, self.axis)
         if type(partial) is Placed:
@@ -262,23 +268,22 @@ class Fold:
         # Return a scalar, as NumPy's reductions do.
         return result[()] if type(result) is np.ndarray and not result.ndim else result
 
-    def _final_there(self, reduction: Reduction, no_rows: NoRows, device: Device) -> Any:
+    def _final_there(self, no_rows: NoRows, device: Device) -> Any:
         # Return the result of no rows on a device. A user's Reduction is called with device arrays.
         is_own = isinstance(self.op, Reduction)
         with in_stream_of(device), np.errstate(all="ignore"):
-            partial = (no_rows if is_own else replace(no_rows, device=None)).partial(reduction, self.axis)
+            partial = (no_rows if is_own else replace(no_rows, device=None)).partial(self._reduction, self.axis)
             partial = moved_nest(partial, device) if is_own else partial
-            return moved_nest(self._called(reduction.finalize, partial), device)
+            return moved_nest(self._called(self._reduction.finalize, partial), device)
 
     def _called(self, function: Callable[..., Any], *args: Any) -> Any:
-        if type(self.op) is ReduceOp:
-            return function(*args)
         try:
             return function(*args)
         except Exception as error:
-            add_context(
-                error, f"raised by {name_of(self.op)}, with which {self.operation} combines the values of replicas"
-            )
+            if type(self.op) is not ReduceOp:
+                add_context(
+                    error, f"raised by {name_of(self.op)}, with which {self.operation} combines the values of replicas"
+                )
             raise
 
 
@@ -340,51 +345,8 @@ def groups_of(
     return tuple(groups)
 
 
-def _fold(op: Op, axis: Axis, is_final: bool, *, is_weighted: bool = False) -> Fold:
-    fold = _fold_of_name if isinstance(op, ReduceOp) else Fold
-    return fold(op, axis, is_final, is_weighted=is_weighted)
-
-
 # Cached, so that it is sent to a worker once for all steps.
-_fold_of_name = functools.lru_cache(maxsize=64)(Fold)
-
-
-@dataclass(frozen=True, eq=False)
-class FoldPartials(SteadyFunction):
-    """A function that folds the partial results of workers.
-
-    It is the same object in all steps, so that it is sent to a worker once.
-
-    Parameters
-    ----------
-    fold
-        The node of the tree.
-    """
-
-    fold: Fold
-
-    def __call__(self, *results: Any) -> Any:
-        return self.fold.partials(results)
-
-    def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
-        """Return whether a call takes only microseconds and runs no code of the user, given what its values are of."""
-        return isinstance(self.fold.op, ReduceOp) and all(map(is_small, results))
-
-
-@dataclass(frozen=True, eq=False)
-class FoldColumn(FoldPartials):
-    """A function that folds one value of each of some replicas."""
-
-    def __call__(self, *results: Any) -> Any:
-        return self.fold.rows([[result] for result in results])
-
-    def is_quick(self, results: Sequence[Any], picks: Sequence[Pick]) -> bool:
-        """Return whether all values are small NumPy values."""
-        return isinstance(self.fold.op, ReduceOp) and all(map(is_small_part, results, picks))
-
-
-_fold_column = functools.lru_cache(maxsize=64)(FoldColumn)
-_fold_partials = functools.lru_cache(maxsize=64)(FoldPartials)
+_fold_of_name: Final = functools.lru_cache(maxsize=64)(Fold)
 
 
 def fold_tree(
@@ -422,27 +384,25 @@ def fold_tree(
     Sequence
         The handle of a `FlatResult` list of the leaves' results.
     """
-    if type(split_every) is not int or split_every < 2:
-        whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
+    whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
     # Functions need not be commutative. If the chunk is the value itself, workers are combined directly.
     in_order = not isinstance(op, ReduceOp)
+    new_fold = Fold if in_order else _fold_of_name
     groups = groups_of(workers, in_order=in_order, at_once=split_every if axis is None else 1)
     level = []
     for group_worker, numbers in groups:
         is_last = len(groups) == 1
         worker = on if is_last and on else group_worker
-        fold = _fold(op, axis, is_last, is_weighted=is_weighted)
+        fold = new_fold(op, axis, is_last, is_weighted=is_weighted, is_of_values=True)
         if isinstance(values, Refs):
-            chunk = _fold_column(fold) if isinstance(op, ReduceOp) else FoldColumn(fold)
-            call = caller.call(chunk, values.refs(numbers), worker=worker, name="reduce-chunk")
+            call = caller.call(fold, values.refs(numbers), worker=worker, name="reduce-chunk")
         else:
             rows = [list(values[number]) for number in numbers]
             call = caller.call(fold.rows, (rows,), worker=worker, name="reduce-chunk")
         level.append((worker, call))
     while len(level) > 1:
         is_last = len(level) <= split_every
-        fold = _fold(op, axis, is_last)
-        make = _fold_partials if isinstance(op, ReduceOp) else FoldPartials
+        fold = new_fold(op, axis, is_last)
         parts = [level[k : k + split_every] for k in range(0, len(level), split_every)]
         level = []
         for part in parts:
@@ -452,5 +412,5 @@ def fold_tree(
                 level.append(part[0])
                 continue
             handles = tuple([call[0] for _, call in part])
-            level.append((worker, caller.call(make(fold), handles, worker=worker, name="reduce")))
+            level.append((worker, caller.call(fold, handles, worker=worker, name="reduce")))
     return level[0][1]

@@ -36,11 +36,13 @@ def weight_of(value: Any) -> float:
     return weight  # type: ignore[no-any-return]
 
 
-def weighted(op: Any, shape: tuple[int, ...], partial: Any, weight: float) -> tuple[tuple[int, ...], Any]:
+def weighted(op: Any, chunk: Callable[[Any], Any], value: Any, weight_value: Any) -> tuple[tuple[int, ...], Any]:
     """Return the shape and the partial result of a value that counts as often as its weight says.
 
     A value of weight 0 is left out like one without rows: the mean of no rows is NaN.
     """
+    weight = weight_of(weight_value)
+    shape, partial = chunk(value)
     if type(partial) is NoRows:
         return shape, partial
     device, inner = (partial.device, partial.partial) if type(partial) is Placed else (None, partial)
@@ -57,7 +59,7 @@ def weighted(op: Any, shape: tuple[int, ...], partial: Any, weight: float) -> tu
 
 
 def weighted_rows(
-    op: Any, chunk: Callable[[Any], Any], checked: Callable[[Any], Any], value: Any, weights: Any
+    checked: Callable[[Any], Any], op: Any, chunk: Callable[[Any], Any], value: Any, weights: Any
 ) -> tuple[tuple[int, ...], Any]:
     """Return the shape and the partial result of rows that each count as often as a weight says, on the host.
 
