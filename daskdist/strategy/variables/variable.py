@@ -403,7 +403,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def _write(self, method: str, leaves: list[Any]) -> list[PerReplica]:
         layout = self._layout
         self._check_here(method, leaves)
-        return internals_of(self._strategy_in_use()).call_each(
+        return internals_of(self._strategy_in_use()).call_each(  # type: ignore[no-any-return]
             layout.num_leaves, "variable", write_on_replica, self, method, leaves
         )
 
