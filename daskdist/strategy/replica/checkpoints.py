@@ -38,10 +38,10 @@ class ReplicaCheckpoints:
     number
         The number of the replica.
     end
-        Returns whether the call is to end; None if nothing ends it early.
+        Returns whether the call is to end.
     """
 
-    def __init__(self, meet: Callable[[Collective, Any], Any], number: int, end: CallEnd | None) -> None:
+    def __init__(self, meet: Callable[[Collective, Any], Any], number: int, end: CallEnd) -> None:
         self._meet = meet
         self._number = number
         self._end = end
@@ -73,7 +73,7 @@ class ReplicaCheckpoints:
             except ArgumentError as error:
                 raise ArgumentError(f"checkpoint: {name!r}: {error}") from error
         if not self._number:
-            manager._save_states(states, check=None if self._end is None else self._end.check_saves)
+            manager._save_states(states, check=self._end.check_saves)
 
     def restore(self, manager: CheckpointManager, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Restore all replicas from the newest checkpoint; see `ReplicaContext.restore`."""
