@@ -51,6 +51,8 @@ from daskdist.strategy.variables.replica_copy import (
 )
 
 _MAKERS: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
+# The attributes of a variable that its pickle has.
+_SENT: Final = ("_key", "_token", "name", "synchronization", "aggregation", "_layout")
 _numbers: Final = itertools.count()
 
 
@@ -491,15 +493,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             )
         return strategy
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _variable_on_worker, (
-            self._key,
-            self._token,
-            self.name,
-            self.synchronization.name,
-            self.aggregation.name,
-            self._layout,
-        )
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _SENT}
 
     def __copy__(self) -> Variable:
         return self
@@ -583,13 +578,3 @@ def _here(leaf: Any) -> Any:
 def copies_where(variable: Variable, is_asked: Sequence[bool]) -> PerReplica:
     """Return the replicas' copies as `Variable.values` does, but None for replicas that are not asked."""
     return variable._packed_copies(PerReplica(is_asked))  # type: ignore[no-any-return]
-
-
-def _variable_on_worker(
-    key: VariableKey, token: str, name: str, synchronization: str, aggregation: str, layout: CopyLayout
-) -> Variable:
-    variable = Variable.__new__(Variable)
-    variable._key, variable._token, variable.name, variable._layout = key, token, name, layout
-    variable.synchronization = VariableSynchronization(synchronization)
-    variable.aggregation = VariableAggregation(aggregation)
-    return variable
