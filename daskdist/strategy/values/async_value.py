@@ -20,7 +20,7 @@ from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.distributed_values import ONE_OF_EACH, DistributedValues
 from daskdist.strategy.values.encoding import TINY_BYTES, called_on_host, is_small, operation
-from daskdist.strategy.values.refs import Pending, Pick, Ref, TaskResults, results_of
+from daskdist.strategy.values.refs import Pending, Pick, Ref, TaskResults, results_of, whole
 from daskdist.strategy.values.variable_contract import VariableContract
 
 
@@ -174,14 +174,10 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles hold the value itself.
-        return _itself, (self.result(),)
+        return whole, (self.result(),)
 
     # Equality is elementwise, as for arrays, so the value is not hashable.
     __hash__ = None  # type: ignore[assignment]
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> AsyncValue:

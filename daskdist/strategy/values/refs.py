@@ -210,10 +210,7 @@ class Refs(NamedTuple):
 
     def refs(self, numbers: Sequence[int]) -> tuple[Ref, ...]:
         """Return the names of some replicas' values."""
-        source, picks = self.source, self.picks
-        if isinstance(picks, tuple):
-            return tuple(map(self.ref, numbers))
-        return tuple([Ref(source, number, picks) for number in numbers])
+        return tuple(map(self.ref, numbers))
 
     def ref(self, number: int) -> Ref:
         """Return the name of one replica's value."""
@@ -256,12 +253,8 @@ class Pending:
     @with_short_traceback
     def result(self) -> Any:
         """Wait for the value and return it."""
-        ref = self.ref
-        if ref is not None:
-            (self.known,) = self.caller.results((ref,))
-            self.worker_before = ref.worker
-            # Another thread may read the value at the same time.
-            self.ref = None
+        if self.ref is not None:
+            results_of([self])
         return self.known
 
 
@@ -269,6 +262,7 @@ class Pending:
 def results_of(values: Sequence[Any]) -> list[Any]:
     """Return several values, and nests of values; wait for the pending ones and fetch them together."""
     leaves, treespec = flattened(list(values), REFERENCE_LEAVES)
+    # Another thread may read a value at the same time.
     pending = [(leaf, ref) for leaf in leaves if isinstance(leaf, Pending) and (ref := leaf.ref) is not None]
     for caller in {id(leaf.caller): leaf.caller for leaf, _ in pending}.values():
         asked = [(leaf, ref) for leaf, ref in pending if leaf.caller is caller]

@@ -213,11 +213,9 @@ def _for_program(copy: ReplicaCopy) -> FlatResult:
 
 def read_on_replica(variable: VariableRecord, is_asked: bool = True) -> FlatResult:
     """Return the leaves of a replica's copy; None for each if the replica is not asked."""
-    return (
-        _for_program(_required_copy(variable))
-        if is_asked
-        else FlatResult.listed([None] * layout_of(variable).num_leaves)
-    )
+    if not is_asked:
+        return FlatResult.listed([None] * layout_of(variable).num_leaves)
+    return _for_program(_required_copy(variable))
 
 
 def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
