@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 from dask import threaded
-from dask.base import DaskMethodsMixin
-from dask.optimization import cull
+from dask.base import DaskMethodsMixin, dont_optimize
 
 from daskdist.core.spec import TensorSpec
 from daskdist.errors import ArgumentError
@@ -46,9 +45,8 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
     def __dask_keys__(self) -> list[Any]:
         return list(self._values_by_key())
 
-    @staticmethod
-    def __dask_optimize__(graph: Any, keys: Any, **kwargs: Any) -> Any:
-        return cull(dict(graph), keys)[0]
+    # All keys of the graph are asked for.
+    __dask_optimize__ = staticmethod(dont_optimize)
 
     @property
     def __dask_scheduler__(self) -> Any:
