@@ -58,6 +58,37 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
         return threaded.get
 
 
+class ReadAsArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """The base of values that are used like the array or number that reading them returns."""
+
+    __slots__ = ()
+
+    def _read(self) -> Any:
+        """Return the array or number, in this process."""
+        raise NotImplementedError
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __int__(self) -> int:
+        return int(self._read())
+
+    def __index__(self) -> int:
+        return operator.index(self._read())
+
+    def __bool__(self) -> bool:
+        return bool(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._read())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._read(), spec)
+
+
 # Dask may send results anywhere, so they are on the host.
 def _in_task(_: Sequence[Any], value: Any) -> Any:
     return host_array(value)
@@ -67,7 +98,7 @@ def _from_task(results: Sequence[Any], pick: Pick) -> Any:
     return host_array(pick(results[0]))
 
 
-class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
+class AsyncValue(Pending, ValueCollection, ReadAsArray):
     """An array or number that a cluster may still be computing.
 
     It is used like its result: arithmetic, comparisons, indexing and NumPy's elementwise functions are computed where
@@ -126,29 +157,11 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(self.result(), dtype=dtype, copy=copy)
 
-    def __float__(self) -> float:
-        return float(self.result())
-
-    def __int__(self) -> int:
-        return int(self.result())
-
-    def __index__(self) -> int:
-        return operator.index(self.result())
-
-    def __bool__(self) -> bool:
-        return bool(self.result())
+    def _read(self) -> Any:
+        return self.result()
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.result(), digits)
-
-    def __len__(self) -> int:
-        return len(self.result())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.result())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.result(), spec)
 
     def __repr__(self) -> str:
         return repr(self.result())
@@ -173,9 +186,6 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles hold the value itself.
         return whole, (self.result(),)
-
-    # Equality is elementwise, as for arrays, so the value is not hashable.
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> AsyncValue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from daskdist.strategy.collectives.operations import Agreed, First
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.replica.context import ReplicaContext, current_replica, current_scope_strategy, meet
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
-from daskdist.strategy.values.async_value import AsyncValue
+from daskdist.strategy.values.async_value import AsyncValue, ReadAsArray
 from daskdist.strategy.values.device_arrays import called_on_device, host_array
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.refs import FlatResult
@@ -56,7 +56,7 @@ _SENT: Final = ("_key", "_token", "name", "synchronization", "aggregation", "_la
 _numbers: Final = itertools.count()
 
 
-class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin):
+class Variable(VariableRecord, ByReference, ReadAsArray):
     """A value that replicas keep between calls; each replica has a copy in its process.
 
     It is created in a ``with strategy.scope()`` block, or else belongs to the default strategy, which has one replica
@@ -526,26 +526,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def __getitem__(self, key: Any) -> Any:
         return self.read_value()[key]
 
-    def __float__(self) -> float:
-        return float(self.numpy())
-
-    def __int__(self) -> int:
-        return int(self.numpy())
-
-    def __index__(self) -> int:
-        return self.numpy().__index__()  # type: ignore[no-any-return]
-
-    def __bool__(self) -> bool:
-        return bool(self.numpy())
-
-    def __len__(self) -> int:
-        return len(self.numpy())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.numpy())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.numpy(), spec)
+    def _read(self) -> Any:
+        return self.numpy()
 
     def _repr_html_(self) -> str:
         layout = self._layout
@@ -565,9 +547,6 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         else:
             contents = str(optree.tree_unflatten(layout.treespec, layout.specs))
         return f"<Variable {self.name!r}: {contents}, {self.synchronization.name}, {self.aggregation.name}>"
-
-    # Equality is elementwise, as for arrays, so the variable is not hashable.
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _here(leaf: Any) -> Any:
