@@ -29,7 +29,7 @@ from daskdist.strategy.replica.call_end import NEVER, CallEnd
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
-from daskdist.strategy.values.flat import LEAVES, unflattened_call
+from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.refs import FlatResult
 from daskdist.waiting import wait_intervals
@@ -222,7 +222,7 @@ class Calls:
                 self._results[number], error = ABSENT, SKIPPED
             elif not self._streams and self._loops is None:
                 # Without device streams and iterators, there is nothing to close.
-                args, kwargs = unflattened_call(self._treespec, replica_leaves)
+                args, kwargs = self._treespec.unflatten(replica_leaves)
                 self._results[number] = self._result(args, kwargs, replica, context)
             else:
                 iterators = replica_iterators(replica_leaves, self._treespec, replica, number, end)

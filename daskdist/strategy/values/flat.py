@@ -47,13 +47,6 @@ def flattened_call(
     return flattened((tuple(args), kwargs), leaf_types)
 
 
-def unflattened_call(treespec: Any, leaves: list[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the ``(args, kwargs)`` of a structure that `flattened_call` returned."""
-    if treespec is _treespec_of_args(len(leaves)):
-        return leaves, {}
-    return treespec.unflatten(leaves)  # type: ignore[no-any-return]
-
-
 @lru_cache(64)
 def _treespec_of_args(num_args: int) -> Any:
     return flattened(((0,) * num_args, {}))[1]
