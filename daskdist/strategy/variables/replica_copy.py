@@ -321,10 +321,10 @@ def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResul
     value = copy.host_leaves[0] if layout.treespec is None else layout.zeros
     (saved,) = state.leaves
     if isinstance(value, Stateful):
-        value = layout_of(variable).packed(copy.mutable_leaves)
+        (value,) = copy.mutable_leaves
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
-        return FlatResult.listed([True])
-    copy.write("put", copy.checked("restore", like(value, saved)))
+    else:
+        copy.write("put", copy.checked("restore", like(value, saved)))
     return FlatResult.listed([True])
 
 

@@ -275,9 +275,7 @@ class Variable(VariableRecord, ByReference, ReadAsArray):
             return self._layout.packed(copy.mutable_leaves)
         strategy, layout = self._strategy_in_use(), self._layout
         columns = internals_of(strategy).call_each(layout.num_leaves, "variable", read_on_replica, self)
-        if layout.treespec is None:
-            return columns[0]
-        if is_on_read(self) and self.aggregation is VariableAggregation.NONE:
+        if layout.treespec is not None and is_saved_per_replica(self):
             raise ArgumentError(
                 f"{self.name}: each replica has its own value (ON_READ), and aggregation is NONE; give an "
                 "aggregation, or read the values of all replicas with values"
