@@ -25,7 +25,8 @@ from daskdist.strategy.replica.checkpoints import ReplicaCheckpoints
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import catch_up, in_stream_of, own_copy, placed_nest
-from daskdist.strategy.values.flat import LEAVES, flattened
+from daskdist.strategy.values.encoding import NUMBERS
+from daskdist.strategy.values.flat import flattened
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.variable_contract import VariableContract, token_of
 
@@ -34,8 +35,6 @@ TO_REPLICAS: Final = (
     "Pass the batch to run, run(fn, args=(next(iterator),)), or the distributed dataset itself, "
     "run(fn, args=(dataset,)): then fn gets an iterator over the part of its replica"
 )
-# Types of values that need no conversion.
-_GIVEN: Final = LEAVES - {type(None)}
 
 
 class ReplicaContext:
@@ -375,7 +374,7 @@ def _own_array(leaf: Any) -> Any:
 
 def _given(operation: str, value: Any) -> tuple[list[Any], Any]:
     leaves, treespec = flattened(value)
-    if _GIVEN.issuperset(map(type, leaves)):
+    if NUMBERS.issuperset(map(type, leaves)):
         return leaves, treespec
     copied = _with_own_copies(value)
     if copied is not value:
