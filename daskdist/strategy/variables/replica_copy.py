@@ -209,11 +209,16 @@ def _for_program(copy: ReplicaCopy) -> FlatResult:
     return FlatResult.listed(leaves)
 
 
-def read_on_replica(variable: VariableRecord, is_asked: bool = True) -> FlatResult:
-    """Return the leaves of a replica's copy; None for each if the replica is not asked."""
-    if not is_asked:
-        return FlatResult.listed([None] * layout_of(variable).num_leaves)
+def read_on_replica(variable: VariableRecord) -> FlatResult:
+    """Return the leaves of a replica's copy."""
     return _for_program(_own_copy(variable))
+
+
+def value_on_replica(value: Any) -> FlatResult:
+    """Return a replica's value of a `PerReplica`, which is that of its copy for a variable."""
+    if isinstance(value, VariableRecord):
+        value = layout_of(value).packed(read_on_replica(value).leaves)
+    return FlatResult.listed([value])
 
 
 def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:

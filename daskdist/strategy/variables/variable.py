@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -47,6 +46,7 @@ from daskdist.strategy.variables.replica_copy import (
     restore_on_replica,
     state_among_replicas,
     state_on_replica,
+    value_on_replica,
     write_on_replica,
 )
 
@@ -246,11 +246,9 @@ class Variable(VariableRecord, ByReference, ReadAsArray):
     @property
     def values(self) -> PerReplica:
         """The replicas' copies as a `PerReplica`, or a nest of those if the variable is a nest of arrays."""
-        return self._packed_copies()  # type: ignore[no-any-return]
-
-    def _packed_copies(self, *args: Any) -> Any:
         internals, layout = internals_of(self._strategy_in_use()), self._layout
-        return layout.packed(internals.call_each(layout.num_leaves, "variable", read_on_replica, self, *args))
+        copies = internals.call_each(layout.num_leaves, "variable", read_on_replica, self)
+        return layout.packed(copies)  # type: ignore[no-any-return]
 
     # --- reading and assigning ---
 
@@ -552,6 +550,8 @@ def _here(leaf: Any) -> Any:
     return leaf if isinstance(leaf, (AsyncValue, PerReplica, Variable)) else array_of_leaf(leaf)
 
 
-def copies_where(variable: Variable, is_asked: Sequence[bool]) -> PerReplica:
-    """Return the replicas' copies as `Variable.values` does, but None for replicas that are not asked."""
-    return variable._packed_copies(PerReplica(is_asked))  # type: ignore[no-any-return]
+def with_copies_in(values: PerReplica) -> PerReplica:
+    """Return values of replicas, some of them variables, with the replica's copy in place of each variable."""
+    strategy = next(value for value in values.values if isinstance(value, Variable))._strategy_in_use()
+    # In a cross-replica scope the copies of other replicas may be unavailable.
+    return internals_of(strategy).call_each(1, "variable", value_on_replica, values)[0]  # type: ignore[no-any-return]
