@@ -133,7 +133,6 @@ def leaves_of_results(structure: bytes) -> tuple[ResultLeaf, ...]:
     return tuple([result_leaf(leaf, structure) for leaf in range(loaded_structure(structure)[0].num_leaves)])
 
 
-@lru_cache(maxsize=64)
 def leaves_of_list(num_leaves: int) -> tuple[ResultLeaf, ...]:
     """Return the parts of results that are lists of ``num_leaves`` leaves."""
     return leaves_of_results(pickled_structure(list_spec(num_leaves)))
