@@ -16,6 +16,7 @@ from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.values.device_arrays import put_on
 from daskdist.strategy.values.variable_contract import variable_number
@@ -111,7 +112,7 @@ class _CrossReplicaBackend(LocalBackend):
         return super().call_replicas(operation, fn, leaves, treespec, group)
 
 
-class _MergeCallsOnWorker:
+class _MergeCallsOnWorker(MergeCalls):
     """The variables of functions called by merge_call on a cluster, in the process of one replica.
 
     Parameters

@@ -60,7 +60,7 @@ ARGUMENT_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
 
 
 class StrategyInternals:
-    """The internal parts of a strategy, which implement `daskdist.strategy.replica.contract.InternalsContract`."""
+    """The internal parts of a strategy; lower modules get them by `daskdist.strategy.replica.contract.internals_of`."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from daskdist.strategy.predict import predictions_of
 from daskdist.strategy.reduce.gather import gathered
 from daskdist.strategy.reduce.reductions import Axis, Op, checked_axis, checked_op
 from daskdist.strategy.replica.context import cross_replica_scope
-from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
+from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.replica.strategy_view import Viewed
 from daskdist.strategy.restarts import call_with_restarts
 from daskdist.strategy.status import StrategyStatus
@@ -62,9 +62,7 @@ class Strategy(Viewed, Advised):
         input_backend: InputBackend,
         merge_calls: MergeCalls | None = None,
     ) -> None:
-        self._internals = StrategyInternals(
-            self, group, backend, input_backend, LocalMergeCalls() if merge_calls is None else merge_calls
-        )
+        self._internals = StrategyInternals(self, group, backend, input_backend, merge_calls or MergeCalls())
 
     @property
     def num_replicas_in_sync(self) -> int:

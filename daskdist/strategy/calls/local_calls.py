@@ -25,11 +25,11 @@ from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.group import Replica, named_replicas
 from daskdist.strategy.input.replica_iterator import replica_iterators
 from daskdist.strategy.input.replica_plans import ReplicaPlan
-from daskdist.strategy.replica.call_end import CallEnd
+from daskdist.strategy.replica.call_end import NEVER, CallEnd
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.loop_progress import LoopProgress
 from daskdist.strategy.values.absent import ABSENT, SKIPPED
-from daskdist.strategy.values.flat import LEAVES, unflattened_call
+from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.refs import FlatResult
 from daskdist.waiting import wait_intervals
@@ -213,24 +213,24 @@ class Calls:
 
     def _call(self, number: int) -> None:
         replica = self._places[number]
-        end = None if self._loops is None else self._loops.begin(number)
+        end = NEVER if self._loops is None else self._loops.begin(number)
         context = ReplicaContext(number, self._size, self._strategy, self._rendezvous, self._store, replica.device, end)
         replica_leaves = [leaf.values[number] if type(leaf) is PerReplica else leaf for leaf in self._leaves]
         error: BaseException | str | None = None
         try:
             if True in [leaf is ABSENT for leaf in replica_leaves]:
                 self._results[number], error = ABSENT, SKIPPED
-            elif not self._streams and end is None:
+            elif not self._streams and self._loops is None:
                 # Without device streams and iterators, there is nothing to close.
-                args, kwargs = unflattened_call(self._treespec, replica_leaves)
+                args, kwargs = self._treespec.unflatten(replica_leaves)
                 self._results[number] = self._result(args, kwargs, replica, context)
             else:
-                iterators = replica_iterators(replica_leaves, self._treespec, replica, number, end or CallEnd())
+                iterators = replica_iterators(replica_leaves, self._treespec, replica, number, end)
                 with self._callers_stream(number), iterators as (args, kwargs):
                     self._results[number] = self._result(args, kwargs, replica, context)
         except BaseException as raised:
             error = self._errors[number] = raised
-            if end is not None and not isinstance(raised, Exception):
+            if self._loops is not None and not isinstance(raised, Exception):
                 end.end("the call was interrupted")
         with self._lock:
             self._over.add(number)

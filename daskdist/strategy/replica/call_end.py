@@ -93,6 +93,10 @@ class CallEnd:
         return undo
 
 
+# That of the calls that nothing ends early.
+NEVER: Final = CallEnd()
+
+
 def _call_all(callbacks: list[Callable[[], None]]) -> None:
     for callback in callbacks:
         callback()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,15 +17,9 @@ from daskdist.strategy.collectives.rendezvous import Collective
 from daskdist.strategy.replica.call_end import CallEnd
 
 _PLAIN: Final = (*PLAIN, np.generic, type(None))
-
-
-@runtime_checkable
-class StatefulOfReplicas(Stateful, Protocol):
-    """An object whose state may consist of the values of all replicas, which then all call ``state_dict``."""
-
-    @property
-    def _is_of_all_replicas(self) -> bool:
-        """Return whether the state is of the values of all replicas, rather than that of any."""
+# An attribute of objects whose state may consist of the values of all replicas, which then all call ``state_dict``:
+# whether it does, rather than be the state of any replica.
+_OF_ALL: Final = "_is_of_all_replicas"
 
 
 class ReplicaCheckpoints:
@@ -38,10 +32,10 @@ class ReplicaCheckpoints:
     number
         The number of the replica.
     end
-        Returns whether the call is to end; None if nothing ends it early.
+        Returns whether the call is to end.
     """
 
-    def __init__(self, meet: Callable[[Collective, Any], Any], number: int, end: CallEnd | None) -> None:
+    def __init__(self, meet: Callable[[Collective, Any], Any], number: int, end: CallEnd) -> None:
         self._meet = meet
         self._number = number
         self._end = end
@@ -66,14 +60,14 @@ class ReplicaCheckpoints:
         states = {}
         for name, value in objects.items():
             is_stateful = isinstance(value, Stateful)
-            if self._number and not (isinstance(value, StatefulOfReplicas) and value._is_of_all_replicas):
+            if self._number and not getattr(value, _OF_ALL, False):
                 continue
             try:
                 states[name] = as_numpy(value.state_dict() if is_stateful else value)
             except ArgumentError as error:
                 raise ArgumentError(f"checkpoint: {name!r}: {error}") from error
         if not self._number:
-            manager._save_states(states, check=None if self._end is None else self._end.check_saves)
+            manager._save_states(states, check=self._end.check_saves)
 
     def restore(self, manager: CheckpointManager, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Restore all replicas from the newest checkpoint; see `ReplicaContext.restore`."""
@@ -142,7 +136,7 @@ def _state_for(value: Any, saved: Any) -> Any:
     if not isinstance(value, Stateful):
         # Give each replica a copy, which it may change.
         return as_numpy(saved)
-    if isinstance(value, StatefulOfReplicas):
+    if hasattr(value, _OF_ALL):
         return saved
     return like(value.state_dict(), saved, owner=value)
 

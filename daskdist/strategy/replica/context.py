@@ -20,12 +20,13 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import AllGather, AllReduce, Merge, all_reduce_of
 from daskdist.strategy.collectives.rendezvous import Collective, Rendezvous
 from daskdist.strategy.reduce.reductions import Op
-from daskdist.strategy.replica.call_end import CallEnd
+from daskdist.strategy.replica.call_end import NEVER, CallEnd
 from daskdist.strategy.replica.checkpoints import ReplicaCheckpoints
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import catch_up, in_stream_of, own_copy, placed_nest
-from daskdist.strategy.values.flat import LEAVES, flattened
+from daskdist.strategy.values.encoding import NUMBERS
+from daskdist.strategy.values.flat import flattened
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.variable_contract import VariableContract, token_of
 
@@ -34,8 +35,6 @@ TO_REPLICAS: Final = (
     "Pass the batch to run, run(fn, args=(next(iterator),)), or the distributed dataset itself, "
     "run(fn, args=(dataset,)): then fn gets an iterator over the part of its replica"
 )
-# Types of values that need no conversion.
-_GIVEN: Final = LEAVES - {type(None)}
 
 
 class ReplicaContext:
@@ -52,13 +51,13 @@ class ReplicaContext:
     num_replicas_in_sync
         The number of replicas.
     rendezvous
-        Returns the rendezvous of the replicas in this process.
+        Returns the rendezvous of the replicas in this process; by default that of a single replica.
     store
         Returns the store of the replicas in this process.
     device
         The name of the replica's device.
     end
-        Returns whether the call is to end; None in the program's process, unless the function loops over a dataset.
+        Returns whether the call is to end; by default nothing ends it.
     """
 
     def __init__(
@@ -66,10 +65,10 @@ class ReplicaContext:
         replica_id_in_sync_group: int,
         num_replicas_in_sync: int,
         strategy: Callable[[], Any],
-        rendezvous: Callable[[], Rendezvous] | None = None,
+        rendezvous: Callable[[], Rendezvous] = lambda: Rendezvous((0,)),
         store: Callable[[], Any] = lambda: None,
         device: str = "CPU:0",
-        end: CallEnd | None = None,
+        end: CallEnd = NEVER,
     ) -> None:
         self.replica_id_in_sync_group = replica_id_in_sync_group
         self.num_replicas_in_sync = num_replicas_in_sync
@@ -308,39 +307,26 @@ class ReplicaContext:
 
     @property
     def _own_checkpoints(self) -> ReplicaCheckpoints:
-        self._check_end()
+        self._end.check()
         if self._checkpoints is None:
             self._checkpoints = ReplicaCheckpoints(self._meet, self.replica_id_in_sync_group, self._end)
         return self._checkpoints
 
-    def _check_end(self) -> None:
-        """Raise an error if the call is to end, because its program is gone or a worker is lost."""
-        if self._end is not None:
-            self._end.check()
-
     def _meet(self, collective: Collective, contribution: Any) -> Any:
-        self._check_end()
+        self._end.check()
         number = self.replica_id_in_sync_group
         if are_loaded():
             self._let_look(collective)
-        if self._rendezvous is None:
-            result, is_own = collective.final(collective.partial({number: contribution})), False
-        else:
-            result, is_own = self._met(number, collective, contribution)
+        rendezvous = self._rendezvous()
+        self._end.note(number, collective.name, begins=True)
+        try:
+            result, is_own = rendezvous.meet(number, collective, contribution)
+        finally:
+            self._end.note(number, collective.name)
         if not isinstance(collective, (AllReduce, AllGather)):
             return result
         # Place the results on the device of the replica's values, where it can change them in place.
         return [own_copy(value, leaf, is_own=is_own) for value, leaf in zip(result, contribution[0], strict=True)]
-
-    def _met(self, number: int, collective: Collective, contribution: Any) -> Any:
-        meet_others = self._rendezvous().meet  # type: ignore[misc]
-        if self._end is None:
-            return meet_others(number, collective, contribution)
-        self._end.note(number, collective.name, begins=True)
-        try:
-            return meet_others(number, collective, contribution)
-        finally:
-            self._end.note(number, collective.name)
 
     def _let_look(self, collective: Collective) -> None:
         # Other replicas read this replica's contribution in their own streams.
@@ -388,7 +374,7 @@ def _own_array(leaf: Any) -> Any:
 
 def _given(operation: str, value: Any) -> tuple[list[Any], Any]:
     leaves, treespec = flattened(value)
-    if _GIVEN.issuperset(map(type, leaves)):
+    if NUMBERS.issuperset(map(type, leaves)):
         return leaves, treespec
     copied = _with_own_copies(value)
     if copied is not value:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 from dask import threaded
-from dask.base import DaskMethodsMixin
-from dask.optimization import cull
+from dask.base import DaskMethodsMixin, dont_optimize
 
 from daskdist.core.spec import TensorSpec
 from daskdist.errors import ArgumentError
@@ -20,7 +19,7 @@ from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.distributed_values import ONE_OF_EACH, DistributedValues
 from daskdist.strategy.values.encoding import TINY_BYTES, called_on_host, is_small, operation
-from daskdist.strategy.values.refs import Pending, Pick, Ref, TaskResults, results_of
+from daskdist.strategy.values.refs import Pending, Pick, Ref, TaskResults, results_of, whole
 from daskdist.strategy.values.variable_contract import VariableContract
 
 
@@ -46,9 +45,8 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
     def __dask_keys__(self) -> list[Any]:
         return list(self._values_by_key())
 
-    @staticmethod
-    def __dask_optimize__(graph: Any, keys: Any, **kwargs: Any) -> Any:
-        return cull(dict(graph), keys)[0]
+    # All keys of the graph are asked for.
+    __dask_optimize__ = staticmethod(dont_optimize)
 
     @property
     def __dask_scheduler__(self) -> Any:
@@ -60,6 +58,37 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
         return threaded.get
 
 
+class ReadAsArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """The base of values that are used like the array or number that reading them returns."""
+
+    __slots__ = ()
+
+    def _read(self) -> Any:
+        """Return the array or number, in this process."""
+        raise NotImplementedError
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __int__(self) -> int:
+        return int(self._read())
+
+    def __index__(self) -> int:
+        return operator.index(self._read())
+
+    def __bool__(self) -> bool:
+        return bool(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._read())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._read(), spec)
+
+
 # Dask may send results anywhere, so they are on the host.
 def _in_task(_: Sequence[Any], value: Any) -> Any:
     return host_array(value)
@@ -69,7 +98,7 @@ def _from_task(results: Sequence[Any], pick: Pick) -> Any:
     return host_array(pick(results[0]))
 
 
-class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
+class AsyncValue(Pending, ValueCollection, ReadAsArray):
     """An array or number that a cluster may still be computing.
 
     It is used like its result: arithmetic, comparisons, indexing and NumPy's elementwise functions are computed where
@@ -128,29 +157,11 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(self.result(), dtype=dtype, copy=copy)
 
-    def __float__(self) -> float:
-        return float(self.result())
-
-    def __int__(self) -> int:
-        return int(self.result())
-
-    def __index__(self) -> int:
-        return operator.index(self.result())
-
-    def __bool__(self) -> bool:
-        return bool(self.result())
+    def _read(self) -> Any:
+        return self.result()
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.result(), digits)
-
-    def __len__(self) -> int:
-        return len(self.result())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.result())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.result(), spec)
 
     def __repr__(self) -> str:
         return repr(self.result())
@@ -174,14 +185,7 @@ class AsyncValue(Pending, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles hold the value itself.
-        return _itself, (self.result(),)
-
-    # Equality is elementwise, as for arrays, so the value is not hashable.
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _itself(value: Any) -> Any:
-    return value
+        return whole, (self.result(),)
 
 
 def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> AsyncValue:

@@ -17,6 +17,9 @@ from daskdist.errors import ArgumentError
 LEAVES: Final = frozenset(
     {np.ndarray, np.float32, np.float64, np.int32, np.int64, int, float, complex, bool, str, bytes, type(None)}
 )
+# A description of a structure, by `_shape` or else its pickle -> the structure.
+_treespecs: Final[dict[Any, Any]] = {}
+_MOST_STRUCTURES: Final = 1024
 
 
 def check_is_no_dict(value: Any, operation: str) -> None:
@@ -44,13 +47,6 @@ def flattened_call(
     return flattened((tuple(args), kwargs), leaf_types)
 
 
-def unflattened_call(treespec: Any, leaves: list[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the ``(args, kwargs)`` of a structure that `flattened_call` returned."""
-    if treespec is _treespec_of_args(len(leaves)):
-        return leaves, {}
-    return treespec.unflatten(leaves)  # type: ignore[no-any-return]
-
-
 @lru_cache(64)
 def _treespec_of_args(num_args: int) -> Any:
     return flattened(((0,) * num_args, {}))[1]
@@ -63,11 +59,23 @@ def flattened(nest: Any, leaf_types: Collection[type] = LEAVES) -> tuple[list[An
     other threads are busy, and thousands of steps have nests of a few kinds.
     """
     leaves: list[Any] = []
-    shape = _shape(nest, leaves, leaf_types)
-    if shape is None:
-        leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
-        return leaves, _canonical(treespec)
-    return leaves, _treespec(shape)
+    key = _shape(nest, leaves, leaf_types)
+    known = _treespecs.get(key)
+    if known is not None:
+        return leaves, known
+    leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
+    if key is None:
+        # Structures of dicts with different key orders are equal, but their pickles differ.
+        try:
+            key = pickle.dumps(treespec)
+        except Exception:
+            # A class in the structure cannot be pickled by name.
+            return leaves, treespec
+    if len(_treespecs) >= _MOST_STRUCTURES:
+        _treespecs.clear()
+    known = _treespecs.setdefault(key, treespec)
+    # A class may have been redefined under the same name.
+    return leaves, known if known == treespec else treespec
 
 
 def _shape(nest: Any, leaves: list[Any], leaf_types: Collection[type]) -> Any:
@@ -90,42 +98,9 @@ def _shape(nest: Any, leaves: list[Any], leaf_types: Collection[type]) -> Any:
     return None if None in shapes else (kind, names, *shapes)
 
 
-@lru_cache(1024)
-def _treespec(shape: Any) -> Any:
-    return optree.tree_structure(_of_shape(shape), none_is_leaf=True)
-
-
-def _of_shape(shape: Any) -> Any:
-    if shape == "*":
-        return 0
-    kind, names, *parts = shape
-    nests = list(map(_of_shape, parts))
-    if names is None:
-        return kind(nests)
-    by_name = dict(zip(sorted(names), nests, strict=True))
-    return {name: by_name[name] for name in names}
-
-
-def _canonical(treespec: Any) -> Any:
-    # Structures of dicts with different key orders are equal, but their pickles differ.
-    try:
-        known = _loaded(pickle.dumps(treespec))
-    except Exception:
-        # A class in the structure cannot be pickled by name.
-        return treespec
-    # A class may have been redefined under the same name.
-    return known if known == treespec else treespec
-
-
-@lru_cache(256)
-def _loaded(pickled: bytes) -> Any:
-    return pickle.loads(pickled)
-
-
 # (address of a structure, which leaves are None) -> structure and pickle; by address, since structures of dicts in
 # different orders are equal.
 _structures: Final[dict[tuple[int, tuple[bool, ...]], tuple[Any, bytes]]] = {}
-_MOST_STRUCTURES: Final = 1024
 
 
 def pickled_structure(treespec: Any, are_none: tuple[bool, ...] = ()) -> bytes:

@@ -192,11 +192,11 @@ def results_by_replica(leaves: Sequence[Any]) -> list[list[Any]]:
             [leaf if column is None else column[place] for leaf, column in zip(leaves, columns, strict=True)]
             for place in range(size)
         ]
-        results = results_of([value for row in rows for value in row])
+        results = results_of(rows)
         for leaf, column in zip(leaves, columns, strict=True):
             if column is not None:
                 _become(leaf, column)
-        return [results[start : start + len(leaves)] for start in range(0, len(results), len(leaves))]
+        return results
 
     refs = next((leaf.refs for leaf in leaves if isinstance(leaf, PerReplica) and leaf.refs), None)
     return read() if refs is None else refs.caller.attempt(read)

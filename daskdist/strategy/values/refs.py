@@ -133,7 +133,6 @@ def leaves_of_results(structure: bytes) -> tuple[ResultLeaf, ...]:
     return tuple([result_leaf(leaf, structure) for leaf in range(loaded_structure(structure)[0].num_leaves)])
 
 
-@lru_cache(maxsize=64)
 def leaves_of_list(num_leaves: int) -> tuple[ResultLeaf, ...]:
     """Return the parts of results that are lists of ``num_leaves`` leaves."""
     return leaves_of_results(pickled_structure(list_spec(num_leaves)))
@@ -210,10 +209,7 @@ class Refs(NamedTuple):
 
     def refs(self, numbers: Sequence[int]) -> tuple[Ref, ...]:
         """Return the names of some replicas' values."""
-        source, picks = self.source, self.picks
-        if isinstance(picks, tuple):
-            return tuple(map(self.ref, numbers))
-        return tuple([Ref(source, number, picks) for number in numbers])
+        return tuple(map(self.ref, numbers))
 
     def ref(self, number: int) -> Ref:
         """Return the name of one replica's value."""
@@ -256,12 +252,8 @@ class Pending:
     @with_short_traceback
     def result(self) -> Any:
         """Wait for the value and return it."""
-        ref = self.ref
-        if ref is not None:
-            (self.known,) = self.caller.results((ref,))
-            self.worker_before = ref.worker
-            # Another thread may read the value at the same time.
-            self.ref = None
+        if self.ref is not None:
+            results_of([self])
         return self.known
 
 
@@ -269,6 +261,7 @@ class Pending:
 def results_of(values: Sequence[Any]) -> list[Any]:
     """Return several values, and nests of values; wait for the pending ones and fetch them together."""
     leaves, treespec = flattened(list(values), REFERENCE_LEAVES)
+    # Another thread may read a value at the same time.
     pending = [(leaf, ref) for leaf in leaves if isinstance(leaf, Pending) and (ref := leaf.ref) is not None]
     for caller in {id(leaf.caller): leaf.caller for leaf, _ in pending}.values():
         asked = [(leaf, ref) for leaf, ref in pending if leaf.caller is caller]

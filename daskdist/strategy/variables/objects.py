@@ -144,18 +144,11 @@ def _digest_of(value: Any) -> bytes:
 class _Pickler(pickle.Pickler):
     # Pickles equal objects equally: equal text may be one object or several, the order of sets depends on the process,
     # and arrays differ in memory layout.
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        # id -> (number, function); keeping the function alive prevents reuse of its id.
-        self._functions: dict[int, tuple[int, FunctionType]] = {}
-
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, str):
             return obj.encode("utf-8", "surrogatepass")
         if isinstance(obj, type) or (isinstance(obj, BuiltinFunctionType) and _is_of_a_module(obj)):
             return (obj.__module__, obj.__qualname__)
-        if isinstance(obj, FunctionType):
-            return self._of_function(obj)
         if isinstance(obj, CodeType):
             return ("code", obj.co_code, obj.co_names, obj.co_consts)
         if type(obj) in (set, frozenset):
@@ -164,18 +157,16 @@ class _Pickler(pickle.Pickler):
             return _of_array(obj)
         return None
 
-    def _of_function(self, function: FunctionType) -> Any:
-        known = self._functions.get(id(function))
-        if known is not None:
-            # Use its number if it was described before; a function may also contain itself.
-            return ("function", known[0])
-        self._functions[id(function)] = len(self._functions), function
-        name = (function.__module__, function.__qualname__)
-        if _is_found(function):
-            return name
-        # Redefined functions may have the same name, so compare the contents.
-        held = [content_of(cell) for _, cell in cells_of(function)]
-        return (*name, function.__code__, function.__defaults__, function.__kwdefaults__, held)
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, FunctionType):
+            return NotImplemented
+        name = (obj.__module__, obj.__qualname__)
+        if _is_found(obj):
+            return tuple, (name,)
+        # Redefined functions may have the same name, so compare the contents. They are a state, which pickle saves
+        # after it has noted the function, as a function may contain itself.
+        held = [content_of(cell) for _, cell in cells_of(obj)]
+        return tuple, (name,), (obj.__code__, obj.__defaults__, obj.__kwdefaults__, held)
 
 
 def _is_of_a_module(function: BuiltinFunctionType) -> bool:

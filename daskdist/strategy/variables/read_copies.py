@@ -7,10 +7,8 @@ from typing import Any
 import optree
 
 from daskdist.strategy.values.per_replica import PerReplica
-from daskdist.strategy.values.regroup import component
-from daskdist.strategy.values.variable_contract import variable_number
 from daskdist.strategy.variables.record import check_is_of
-from daskdist.strategy.variables.variable import Variable, copies_where
+from daskdist.strategy.variables.variable import Variable, with_copies_in
 
 
 def with_copies(operation: str, token: str, nest: Any) -> tuple[list[Any], Any]:
@@ -39,14 +37,4 @@ def has_variables(leaf: Any) -> bool:
 def _of_copies(leaf: Any) -> Any:
     if isinstance(leaf, Variable):
         return leaf.values
-    if not has_variables(leaf):
-        return leaf
-    values = list(leaf.values)
-    for variable in {variable_number(value): value for value in values if isinstance(value, Variable)}.values():
-        # In a cross-replica scope the copies of other replicas may be unavailable.
-        is_asked = [
-            isinstance(value, Variable) and variable_number(value) == variable_number(variable) for value in values
-        ]
-        copies = copies_where(variable, is_asked)
-        values = [component(copies, number) if is_asked[number] else value for number, value in enumerate(values)]
-    return PerReplica(values)
+    return with_copies_in(leaf) if has_variables(leaf) else leaf

@@ -147,7 +147,15 @@ def own_object(value: Any, operation: str) -> Any:
 
 
 def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
-    """Return the copy of the current replica; None if no replica's function is running.
+    """Return the copy of the current replica, as `_own_copy` does; None if no replica's function is running."""
+    if current_replica() is None:
+        check_thread("a variable")
+        return None
+    return _own_copy(variable)
+
+
+def _own_copy(variable: VariableRecord) -> ReplicaCopy:
+    """Return the copy of the current replica.
 
     Raises
     ------
@@ -155,10 +163,7 @@ def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
         The replica has no copy: the strategy is closed, the worker was restarted, or the replica belongs to another
         strategy.
     """
-    replica = current_replica()
-    if replica is None:
-        check_thread("a variable")
-        return None
+    replica: Any = current_replica()
     store = store_of(replica)
     if store is None:
         raise ArgumentError(f"{variable.name}: not on this worker; its strategy is closed, or the worker was restarted")
@@ -170,16 +175,9 @@ def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
     return ReplicaCopy(variable, replica)
 
 
-def _required_copy(variable: VariableRecord) -> ReplicaCopy:
-    copy = copy_on_replica(variable)
-    if copy is None:
-        raise RuntimeError(f"{variable.name}: not on a replica")
-    return copy
-
-
 def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: str | None) -> FlatResult:
     """Call a function that creates the initial value of a variable."""
-    copy = _required_copy(variable)
+    copy = _own_copy(variable)
     replica = copy.replica
     value, layout = None, CopyLayout(None)
     if replica.replica_id_in_sync_group == 0:
@@ -211,18 +209,21 @@ def _for_program(copy: ReplicaCopy) -> FlatResult:
     return FlatResult.listed(leaves)
 
 
-def read_on_replica(variable: VariableRecord, is_asked: bool = True) -> FlatResult:
-    """Return the leaves of a replica's copy; None for each if the replica is not asked."""
-    return (
-        _for_program(_required_copy(variable))
-        if is_asked
-        else FlatResult.listed([None] * layout_of(variable).num_leaves)
-    )
+def read_on_replica(variable: VariableRecord) -> FlatResult:
+    """Return the leaves of a replica's copy."""
+    return _for_program(_own_copy(variable))
+
+
+def value_on_replica(value: Any) -> FlatResult:
+    """Return a replica's value of a `PerReplica`, which is that of its copy for a variable."""
+    if isinstance(value, VariableRecord):
+        value = layout_of(value).packed(read_on_replica(value).leaves)
+    return FlatResult.listed([value])
 
 
 def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
     """Return the leaves of a replica's copies; objects keep the parts that they share, as an optimizer does."""
-    copies = [_required_copy(variable).host_leaves for variable in variables]
+    copies = [_own_copy(variable).host_leaves for variable in variables]
     objects = [number for number, variable in enumerate(variables) if layout_of(variable).treespec is None]
     # An object that cannot be copied cannot be sent either.
     with contextlib.suppress(ArgumentError):
@@ -234,7 +235,7 @@ def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
 
 def write_on_replica(variable: VariableRecord, method: str, leaves: list[Any]) -> FlatResult:
     """Change only a replica's copy, and return its leaves."""
-    copy = _required_copy(variable)
+    copy = _own_copy(variable)
     if layout_of(variable).treespec is not None:
         leaves = list(map(array_of_leaf, leaves))
         check(f"{variable.name}.{method}", layout_of(variable), leaves)
@@ -247,7 +248,7 @@ def write_on_replica(variable: VariableRecord, method: str, leaves: list[Any]) -
 
 def align_on_replica(variable: VariableRecord) -> FlatResult:
     """Assign the first replica's value to all replicas."""
-    copy = _required_copy(variable)
+    copy = _own_copy(variable)
     replica = copy.replica
     if replica.num_replicas_in_sync > 1:
         is_first = replica.replica_id_in_sync_group == 0
@@ -259,7 +260,7 @@ def align_on_replica(variable: VariableRecord) -> FlatResult:
 
 def inherit_on_replica(variable: VariableRecord, values: Mapping[int, list[Any]]) -> FlatResult:
     """Take over the values that replicas had which have left, by their old numbers; the first replica does."""
-    copy = _required_copy(variable)
+    copy = _own_copy(variable)
     if copy.replica.replica_id_in_sync_group == 0:
         if variable.aggregation is VariableAggregation.SUM:
             for leaves in values.values():
@@ -277,7 +278,7 @@ def join_on_replica(variable: VariableRecord) -> FlatResult:
     """
     if is_mirrored(variable):
         return align_on_replica(variable)
-    copy = _required_copy(variable)
+    copy = _own_copy(variable)
     try:
         leaves = copy.host_leaves
     except ArgumentError:
@@ -296,14 +297,14 @@ def join_on_replica(variable: VariableRecord) -> FlatResult:
 
 def undo_on_replica(call: int) -> FlatResult:
     """Restore the variables of a replica as they were before a call; return whether they are known."""
-    replica = current_replica()
-    store: Any = None if replica is None else store_of(replica)
-    return FlatResult.listed([store is None or store.undo(replica.replica_id_in_sync_group, call)])  # type: ignore[union-attr]
+    replica: Any = current_replica()
+    store = store_of(replica)
+    return FlatResult.listed([store is None or store.undo(replica.replica_id_in_sync_group, call)])
 
 
 def state_on_replica(variable: VariableRecord) -> FlatResult:
     """Return a replica's value in arrays that can be saved."""
-    value = layout_of(variable).packed(_required_copy(variable).host_leaves)
+    value = layout_of(variable).packed(_own_copy(variable).host_leaves)
     if layout_of(variable).treespec is None:
         value = value.state_dict() if isinstance(value, Stateful) else value
         try:
@@ -318,15 +319,15 @@ def state_on_replica(variable: VariableRecord) -> FlatResult:
 
 def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResult:
     """Restore a replica's value from its saved state."""
-    copy, layout = _required_copy(variable), layout_of(variable)
+    copy, layout = _own_copy(variable), layout_of(variable)
     # The replica may have no value, after its scheduler was lost.
     value = copy.host_leaves[0] if layout.treespec is None else layout.zeros
     (saved,) = state.leaves
     if isinstance(value, Stateful):
-        value = layout_of(variable).packed(copy.mutable_leaves)
+        (value,) = copy.mutable_leaves
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
-        return FlatResult.listed([True])
-    copy.write("put", copy.checked("restore", like(value, saved)))
+    else:
+        copy.write("put", copy.checked("restore", like(value, saved)))
     return FlatResult.listed([True])
 
 
@@ -360,7 +361,7 @@ def equal_part(value: Any, dtype: np.dtype[Any], number: int, num_replicas: int)
 
 def state_among_replicas(variable: VariableRecord) -> dict[str, Any]:
     """Return the state of a variable, on a replica; all call it if values of replicas differ."""
-    copy = _required_copy(variable)
+    copy = _own_copy(variable)
     (state,) = state_on_replica(variable).leaves
     if is_saved_per_replica(variable):
         return {"replicas": meet(copy.replica, Collect(f"{variable.name}.state_dict"), state)}
@@ -371,7 +372,7 @@ def state_among_replicas(variable: VariableRecord) -> dict[str, Any]:
 
 def restore_among_replicas(variable: VariableRecord, saved: Any) -> None:
     """Restore a replica's value from the value in a state of all replicas."""
-    replica = _required_copy(variable).replica
+    replica = _own_copy(variable).replica
     number, num_replicas = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
     if is_saved_per_replica(variable):
         saved = saved[number]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,22 +18,20 @@ class UndoLog:
     """The earlier states of variables that calls have changed, the oldest call first."""
 
     def __init__(self) -> None:
-        # The number of the call, the number of the variable, and its state before.
-        self._changes: deque[tuple[int, int, Any]] = deque()
+        # The number of a call -> the number of each variable that it has changed -> the state before.
+        self._changes: dict[int, dict[int, Any]] = {}
         self._num_bytes = 0
         # Calls from this one on can be undone.
         self._first = 0
-        # The running call, if its changes are noted, and the variables that it has changed.
+        # The running call, if its changes are noted.
         self._call: int | None = None
-        self._changed: set[int] = set()
 
     def begin(self, call: int, first: int) -> None:
         """Note the changes of a call from now on; calls before ``first`` are never undone."""
         self._first = max(self._first, first)
-        while self._changes and self._changes[0][0] < first:
-            self._drop_first()
+        for number in [number for number in self._changes if number < first]:
+            self._drop(number)
         self._call = call
-        self._changed.clear()
 
     def end(self) -> None:
         """Note no more changes of the call."""
@@ -42,18 +39,17 @@ class UndoLog:
 
     def note(self, variable: int, state: Any) -> None:
         """Note the state of a variable that the running call is going to change."""
-        if self._call is None or variable in self._changed:
+        call = self._call
+        if call is None or variable in self._changes.setdefault(call, {}):
             return
-        self._changed.add(variable)
-        self._changes.append((self._call, variable, state))
+        self._changes[call][variable] = state
         self._num_bytes += _size(state)
-        while self._num_bytes > _MOST_BYTES and self._changes[0][0] != self._call:
-            self._first = self._changes[0][0] + 1
-            self._drop_first()
+        while self._num_bytes > _MOST_BYTES and (oldest := next(iter(self._changes))) != call:
+            self._first = oldest + 1
+            self._drop(oldest)
 
-    def _drop_first(self) -> None:
-        _, _, state = self._changes.popleft()
-        self._num_bytes -= _size(state)
+    def _drop(self, call: int) -> None:
+        self._num_bytes -= sum(map(_size, self._changes.pop(call).values()))
 
     def undo(self, call: int, restore: Callable[[int, Any], None]) -> bool:
         """Restore the states before a call; return False, and restore nothing, if they are not known.
@@ -65,12 +61,13 @@ class UndoLog:
         restore
             Called with the number of a variable and its state, which may be `MISSING`.
         """
-        if self._first > call or any(number >= call and state is UNKNOWN for number, _, state in self._changes):
+        later = [number for number in self._changes if number >= call]
+        if self._first > call or any(state is UNKNOWN for number in later for state in self._changes[number].values()):
             return False
-        while self._changes and self._changes[-1][0] >= call:
-            _, variable, state = self._changes.pop()
-            self._num_bytes -= _size(state)
-            restore(variable, state)
+        for number in reversed(later):
+            for variable, state in self._changes[number].items():
+                restore(variable, state)
+            self._drop(number)
         return True
 
 

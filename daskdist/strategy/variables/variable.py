@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from daskdist.strategy.collectives.operations import Agreed, First
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.replica.context import ReplicaContext, current_replica, current_scope_strategy, meet
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
-from daskdist.strategy.values.async_value import AsyncValue
+from daskdist.strategy.values.async_value import AsyncValue, ReadAsArray
 from daskdist.strategy.values.device_arrays import called_on_device, host_array
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.refs import FlatResult
@@ -47,14 +46,17 @@ from daskdist.strategy.variables.replica_copy import (
     restore_on_replica,
     state_among_replicas,
     state_on_replica,
+    value_on_replica,
     write_on_replica,
 )
 
 _MAKERS: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
+# The attributes of a variable that its pickle has.
+_SENT: Final = ("_key", "_token", "name", "synchronization", "aggregation", "_layout")
 _numbers: Final = itertools.count()
 
 
-class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin):
+class Variable(VariableRecord, ByReference, ReadAsArray):
     """A value that replicas keep between calls; each replica has a copy in its process.
 
     It is created in a ``with strategy.scope()`` block, or else belongs to the default strategy, which has one replica
@@ -244,11 +246,9 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     @property
     def values(self) -> PerReplica:
         """The replicas' copies as a `PerReplica`, or a nest of those if the variable is a nest of arrays."""
-        return self._packed_copies()  # type: ignore[no-any-return]
-
-    def _packed_copies(self, *args: Any) -> Any:
         internals, layout = internals_of(self._strategy_in_use()), self._layout
-        return layout.packed(internals.call_each(layout.num_leaves, "variable", read_on_replica, self, *args))
+        copies = internals.call_each(layout.num_leaves, "variable", read_on_replica, self)
+        return layout.packed(copies)  # type: ignore[no-any-return]
 
     # --- reading and assigning ---
 
@@ -273,9 +273,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             return self._layout.packed(copy.mutable_leaves)
         strategy, layout = self._strategy_in_use(), self._layout
         columns = internals_of(strategy).call_each(layout.num_leaves, "variable", read_on_replica, self)
-        if layout.treespec is None:
-            return columns[0]
-        if is_on_read(self) and self.aggregation is VariableAggregation.NONE:
+        if layout.treespec is not None and is_saved_per_replica(self):
             raise ArgumentError(
                 f"{self.name}: each replica has its own value (ON_READ), and aggregation is NONE; give an "
                 "aggregation, or read the values of all replicas with values"
@@ -403,7 +401,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def _write(self, method: str, leaves: list[Any]) -> list[PerReplica]:
         layout = self._layout
         self._check_here(method, leaves)
-        return internals_of(self._strategy_in_use()).call_each(
+        return internals_of(self._strategy_in_use()).call_each(  # type: ignore[no-any-return]
             layout.num_leaves, "variable", write_on_replica, self, method, leaves
         )
 
@@ -491,15 +489,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             )
         return strategy
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _variable_on_worker, (
-            self._key,
-            self._token,
-            self.name,
-            self.synchronization.name,
-            self.aggregation.name,
-            self._layout,
-        )
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _SENT}
 
     def __copy__(self) -> Variable:
         return self
@@ -531,26 +522,8 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     def __getitem__(self, key: Any) -> Any:
         return self.read_value()[key]
 
-    def __float__(self) -> float:
-        return float(self.numpy())
-
-    def __int__(self) -> int:
-        return int(self.numpy())
-
-    def __index__(self) -> int:
-        return self.numpy().__index__()  # type: ignore[no-any-return]
-
-    def __bool__(self) -> bool:
-        return bool(self.numpy())
-
-    def __len__(self) -> int:
-        return len(self.numpy())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.numpy())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.numpy(), spec)
+    def _read(self) -> Any:
+        return self.numpy()
 
     def _repr_html_(self) -> str:
         layout = self._layout
@@ -571,25 +544,14 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             contents = str(optree.tree_unflatten(layout.treespec, layout.specs))
         return f"<Variable {self.name!r}: {contents}, {self.synchronization.name}, {self.aggregation.name}>"
 
-    # Equality is elementwise, as for arrays, so the variable is not hashable.
-    __hash__ = None  # type: ignore[assignment]
-
 
 def _here(leaf: Any) -> Any:
     # Return arrays of frameworks as NumPy arrays, and values that may be on workers unchanged.
     return leaf if isinstance(leaf, (AsyncValue, PerReplica, Variable)) else array_of_leaf(leaf)
 
 
-def copies_where(variable: Variable, is_asked: Sequence[bool]) -> PerReplica:
-    """Return the replicas' copies as `Variable.values` does, but None for replicas that are not asked."""
-    return variable._packed_copies(PerReplica(is_asked))  # type: ignore[no-any-return]
-
-
-def _variable_on_worker(
-    key: VariableKey, token: str, name: str, synchronization: str, aggregation: str, layout: CopyLayout
-) -> Variable:
-    variable = Variable.__new__(Variable)
-    variable._key, variable._token, variable.name, variable._layout = key, token, name, layout
-    variable.synchronization = VariableSynchronization(synchronization)
-    variable.aggregation = VariableAggregation(aggregation)
-    return variable
+def with_copies_in(values: PerReplica) -> PerReplica:
+    """Return values of replicas, some of them variables, with the replica's copy in place of each variable."""
+    strategy = next(value for value in values.values if isinstance(value, Variable))._strategy_in_use()
+    # In a cross-replica scope the copies of other replicas may be unavailable.
+    return internals_of(strategy).call_each(1, "variable", value_on_replica, values)[0]  # type: ignore[no-any-return]
