@@ -48,8 +48,6 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         # (id of a client, token of its strategy) -> the addresses of the workers.
         self.used: dict[tuple[str, str], Sequence[str]] = {}
         self._scheduler = scheduler
-        # The checks for forgotten tasks that are under way; asyncio itself does not keep them.
-        self._mending: set[asyncio.Future[None]] = set()
         self.figures = dashboard_of(scheduler)
         scheduler.handlers[RELAY] = self._relay
 
@@ -62,9 +60,7 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         """Show a lost worker of a strategy on the dashboard, and begin tasks again that others have forgotten."""
         if any(worker in addresses for addresses in self.used.values()):
             self.figures.worker_lost(time.time(), worker)
-            mending = asyncio.ensure_future(self._begin_forgotten_tasks())
-            self._mending.add(mending)
-            mending.add_done_callback(self._mending.discard)
+            self._scheduler.loop.add_callback(self._begin_forgotten_tasks)
 
     async def _begin_forgotten_tasks(self) -> None:
         # Dask's workers forget a task, and the scheduler waits for it without end, if three messages arrive while a
@@ -115,17 +111,17 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             other = await connect(worker, deserialize=False, **self._scheduler.connection_args)
         except OSError as error:
             return f"{type(error).__name__}: {error}"
-        ends: list[Any] = []
         try:
             await comm.write("OK")
-            ends += map(asyncio.ensure_future, (_pass_on(comm, other), _pass_on(other, comm)))
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.TaskGroup() as directions:
+                directions.create_task(_pass_on(comm, other))
+                directions.create_task(_pass_on(other, comm))
+        except* Exception:
+            # One of them has closed.
+            pass
         finally:
-            for end in ends:
-                end.cancel()
             comm.abort()
             other.abort()
-            await asyncio.gather(*ends, return_exceptions=True)
         return Status.dont_reply
 
 
