@@ -14,7 +14,7 @@ from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.origin import origin_from
-from daskdist.core.node import Facts, Node, Source, counting, walk
+from daskdist.core.node import Node, Source, counting, walk
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassCounter
 from daskdist.core.spec import ElementSpec, SpecUnknown, known_spec
@@ -80,7 +80,6 @@ class Predictions(Source):
     of_no_rows: list[ElementSpec] = field(repr=False)
 
     name = "predict"
-    facts = Facts()
     is_listed = False
     is_cheap = False
     is_repeatable = False
