@@ -10,6 +10,7 @@ from typing import Any
 from daskdist.devices import Device, device, name_of, present
 from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
+from daskdist.strategy.placement.device_assignment import PerWorker
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,6 @@ class ListedDevices(tuple[ListedDevice, ...]):
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (headings, *rows)]
         return "\n".join(lines)
 
-    __str__ = __repr__
-
 
 def list_devices(client: Any = None) -> ListedDevices:
     """List the devices that replicas can be on.
@@ -88,7 +87,7 @@ def list_devices(client: Any = None) -> ListedDevices:
     devices: list[ListedDevice] = []
     with ExitStack() as opened:
         resolver = client if isinstance(client, ClusterResolver) else ClusterResolver(client)
-        client, workers = connect(resolver, opened)
+        client, workers = connect(resolver, opened, PerWorker(None))
         by_address = run_on_workers(client, listed, workers=[worker.address for worker in workers])
         for worker in workers:
             devices += [
