@@ -154,11 +154,10 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
         is_same = _draws_of(pipeline) == _draws_of(node)
         source = distributed if is_same else strategy.distribute_dataset(Dataset(pipeline).with_options(_IN_ORDER))
         steps: deque[Any] = deque()
-        failures: list[Exception] = []
         iterator = iterator_in_pass(source, pipeline, epoch)
         has_rows = False
         try:
-            for step in _called(iterator, lambda batch: strategy.run(predict, args=(batch, *args)), failures):
+            for step in _called(iterator, lambda batch: strategy.run(predict, args=(batch, *args))):
                 has_rows = True
                 steps.append(step)
                 if len(steps) > _STEPS_AHEAD:
@@ -167,8 +166,6 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
                 yield from _of_replicas(strategy, steps.popleft())
         finally:
             iterator.close()
-        if failures:
-            raise failures.pop()
         if not has_rows:
             of_no_rows[:] = _spec_of_no_rows(strategy, predict, dataset, args)
 
@@ -181,13 +178,13 @@ def _draws_of(pipeline: Node) -> tuple[list[tuple[PassCounter, int]], list[int]]
     return [(node.passes.counter, node.passes.start) for node in counting(pipeline)], drawn_seeds(pipeline)
 
 
-def _called(batches: Iterator[Any], run: Callable[[Any], Any], failures: list[Exception]) -> Iterator[Any]:
-    # Call a function with each batch. An error ends the steps and is kept, as the steps before it are still to be used.
+def _called(batches: Iterator[Any], run: Callable[[Any], Any]) -> Iterator[Any]:
+    # Call a function with each batch. An error is the last step, as the steps before it are still to be used.
     try:
         for batch in batches:
             yield run(batch)
     except Exception as error:
-        failures.append(error)
+        yield error
 
 
 def _spec_of_no_rows(
@@ -211,6 +208,8 @@ def _spec_of_no_rows(
 
 
 def _of_replicas(strategy: StrategyContract, step: Any) -> Iterator[Any]:
+    if isinstance(step, Exception):
+        raise step
     for part in strategy.local_results(step):
         if any(leaf is not None for leaf in optree.tree_leaves(part, none_is_leaf=True)):
             yield host_nest(part)

@@ -134,15 +134,11 @@ class PerWorker:
 
         It raises the errors of `num_replicas_on`, `assign_devices` and `check_devices_on_workers`.
         """
-        numbers: Sequence[int | None] = [None] * len(workers)
-        if self.counts is not None:
-            numbers = num_replicas_on(workers, self.counts)
+        numbers = num_replicas_on(workers, self.counts)
         # Workers without replicas are not asked, and their devices are free for others.
-        with_some = [number for number, count in enumerate(numbers) if count != 0]
-        taking = [workers[number] for number in with_some]
-        names = assign_devices(
-            taking, probe_devices(client, taking), [numbers[number] for number in with_some], share_devices
-        )
+        wanted = {worker: number for worker, number in zip(workers, numbers, strict=True) if number != 0}
+        taking = list(wanted)
+        names = assign_devices(taking, probe_devices(client, taking), list(wanted.values()), share_devices)
         pairs = [
             (worker.address, name)
             for worker, worker_devices in zip(taking, names, strict=True)

@@ -60,8 +60,8 @@ def _is_sequence(wanted: Any) -> bool:
     return isinstance(wanted, (Sequence, np.ndarray)) and not isinstance(wanted, (str, bytes))
 
 
-def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
-    """Return the number of replicas of each worker.
+def num_replicas_on(workers: Sequence[Worker], counts: Counts | None) -> Sequence[int | None]:
+    """Return the number of replicas of each worker; None if it is not given.
 
     Raises
     ------
@@ -72,18 +72,16 @@ def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
     >>> num_replicas_on(workers, 1), num_replicas_on(workers, (2, 0)), num_replicas_on(workers, {"bob": 1})
     ([1, 1], [2, 0], [0, 1])
     """
-    if isinstance(counts, int):
-        numbers = [counts] * len(workers)
-    elif isinstance(counts, dict):
-        numbers = _by_name(workers, counts)
-    elif len(counts) == len(workers):
-        numbers = list(counts)
-    else:
+    if counts is None or isinstance(counts, int):
+        return [counts] * len(workers)
+    if isinstance(counts, dict):
+        return _by_name(workers, counts)
+    if len(counts) != len(workers):
         raise ArgumentError(
             f"{_OPERATION}: {_ARGUMENT} has {len(counts)} numbers, but there are {len(workers)} workers, in order "
             f"{names_of(workers)}. Give one for each, 0 for none, or name workers: {{{workers[0].name!r}: 1}}"
         )
-    return numbers
+    return list(counts)
 
 
 def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
