@@ -14,7 +14,7 @@ from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.origin import origin_from
-from daskdist.core.node import Node, Source, counting, walk
+from daskdist.core.node import Node, Source, counting
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassCounter
 from daskdist.core.spec import ElementSpec, SpecUnknown, known_spec
@@ -97,10 +97,6 @@ class Predictions(Source):
     @property
     def cardinality(self) -> int:
         return UNKNOWN
-
-    @property
-    def draws(self) -> bool:
-        return any(node.draws for node in walk(self.pipeline))
 
     @property
     def contents(self) -> tuple[Node, ...]:
