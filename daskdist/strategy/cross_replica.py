@@ -115,7 +115,6 @@ class _CrossReplicaBackend(LocalBackend):
 
     # The program would not know of new variables.
     makes_variables = False
-    is_between = False
 
     def __init__(
         self,
@@ -128,6 +127,11 @@ class _CrossReplicaBackend(LocalBackend):
         super().__init__(strategy, (group.replicas[number],) * len(group.replicas), VariableStore(group.token))
         self._own = local_store
         self._number = number
+
+    @property
+    def is_between(self) -> bool:
+        """Return whether a function is being called."""
+        return isinstance(self.store, _StoreOfAll)
 
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
@@ -165,11 +169,9 @@ class _CrossReplicaBackend(LocalBackend):
                 if layout_of(variable).treespec is None:
                     objects.setdefault(replica, []).append(variable)
         store = self.store = _StoreOfAll(self._own, self._number, variable_states, objects)
-        self.is_between = True
         try:
             yield lambda: [store.changes(replica) for replica in range(len(along))]
         finally:
-            self.is_between = False
             self.store = VariableStore(store.token)
 
     def apply(self, changes: Sequence[tuple[VariableRecord, Any]], replica: ReplicaContext) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from daskdist.core.arguments import whole_number, whole_numbers
+from daskdist.core.arguments import is_list, whole_number, whole_numbers
 from daskdist.errors import ArgumentError
 
 # One number for all workers, one for each in order, or numbers of workers by name or address.
@@ -47,17 +44,13 @@ def as_counts(wanted: ReplicasPerWorker) -> Counts:
         }
         if len(counts) < len(wanted):
             raise ArgumentError(f"{_OPERATION}: {_ARGUMENT} names one worker twice: {list(wanted)}; name it once")
-    elif _is_sequence(wanted):
+    elif is_list(wanted):
         counts = whole_numbers(_OPERATION, _ARGUMENT, wanted, at_least=0)
     else:
         return whole_number(_OPERATION, _ARGUMENT, wanted, at_least=1)
     if not any(counts.values() if isinstance(counts, dict) else counts):
         raise ArgumentError(f"{_OPERATION}: {_ARGUMENT} is {wanted!r:.80}; give at least one worker a replica")
     return counts
-
-
-def _is_sequence(wanted: Any) -> bool:
-    return isinstance(wanted, (Sequence, np.ndarray)) and not isinstance(wanted, (str, bytes))
 
 
 def num_replicas_on(workers: Sequence[Worker], counts: Counts | None) -> Sequence[int | None]:
