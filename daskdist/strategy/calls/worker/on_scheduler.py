@@ -68,14 +68,11 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         # is of no use any more.
         assigned = self._assigned()
         await asyncio.sleep(_FORGOTTEN_AFTER_S)
-        left = self._assigned()
-        asked = {worker for key, (worker, _) in left.items() if assigned.get(key) == left[key]}
+        left = assigned.items() & self._assigned().items()
+        asked = {worker for _, (worker, _) in left}
         known = dict(zip(asked, await asyncio.gather(*map(self._known_tasks, asked)), strict=True))
-        forgotten = {
-            key: "released"
-            for key, (worker, run) in self._assigned().items()
-            if assigned.get(key) == (worker, run) and key not in known.get(worker, (key,))
-        }
+        left &= self._assigned().items()
+        forgotten = {key: "released" for key, (worker, _) in left if key not in known[worker]}
         if forgotten:
             logger.warning("beginning %d tasks again that a worker has forgotten", len(forgotten))
             self._scheduler.transitions(forgotten, f"daskdist-forgotten-{time.time()}")
