@@ -48,17 +48,12 @@ class PredictRows:
         for leaf in optree.tree_leaves(result, none_is_leaf=True):
             shape = getattr(leaf, "shape", None)
             if not shape or {shape[0]} != num_rows:
+                words = f"{leaf!r:.80}" if shape is None else f"{type(leaf).__name__} of shape {tuple(shape)}"
                 raise ArgumentError(
-                    f"predict: the function returned {describe(leaf)} for {min(num_rows)} rows; return an array, or a "
+                    f"predict: the function returned {words} for {min(num_rows)} rows; return an array, or a "
                     "nest of arrays, with a row for each row of the batch"
                 )
         return result
-
-
-def describe(leaf: Any) -> str:
-    """Return the words for a value in messages."""
-    shape = getattr(leaf, "shape", None)
-    return f"{type(leaf).__name__} of shape {tuple(shape)}" if shape is not None else f"{leaf!r:.80}"
 
 
 @dataclass(frozen=True, eq=False)
