@@ -46,7 +46,7 @@ class UnobservedFailures:
     def unobserved(self) -> dict[int, Failed]:
         """The failures whose results can no longer be read, by the number of the call that raised."""
         # Another thread may remove some at the same time.
-        return {origin: one.failed for origin, one in list(self._unraised.items()) if not one.num_readable}
+        return {origin: one.failed for origin, one in self._unraised.copy().items() if not one.num_readable}
 
     def __bool__(self) -> bool:
         return bool(self.unobserved)
