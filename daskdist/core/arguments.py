@@ -54,7 +54,7 @@ def whole_numbers(operation: str, name: str, values: Any, at_least: int | None =
     >>> whole_numbers("rebatch", "batch_size", [2, 1])
     (2, 1)
     """
-    if not _is_list(values):
+    if not is_list(values):
         raise ArgumentError(f"{operation}: {name} is {values!r:.80}; give a list of whole numbers")
     return tuple(whole_number(operation, f"{name}[{place}]", value, at_least) for place, value in enumerate(values))
 
@@ -71,7 +71,7 @@ def numbers(operation: str, name: str, values: Any, *, advice: str = "give a lis
     (1.0, 2.5)
     """
     try:
-        converted = tuple(map(float, values)) if _is_list(values) else None
+        converted = tuple(map(float, values)) if is_list(values) else None
     except (TypeError, ValueError):
         converted = None
     if converted is None or not np.isfinite(converted).all():
@@ -79,7 +79,8 @@ def numbers(operation: str, name: str, values: Any, *, advice: str = "give a lis
     return converted
 
 
-def _is_list(values: Any) -> bool:
+def is_list(values: Any) -> bool:
+    """Return whether an argument is a sequence of values, and no text."""
     return isinstance(values, np.ndarray) or (isinstance(values, Sequence) and not isinstance(values, (str, bytes)))
 
 

@@ -124,7 +124,7 @@ class Node:
     @property
     def draws(self) -> bool:
         """Return whether it draws random numbers without a seed from the user, itself or in nested datasets."""
-        return False
+        return any(node.draws for pipeline in self.contents for node in walk(pipeline))
 
     @property
     def in_order(self) -> bool:

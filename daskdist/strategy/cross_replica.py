@@ -13,7 +13,7 @@ import optree
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.calls.local_backend import LocalBackend
-from daskdist.strategy.group import Replica, ReplicaGroup
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.merge_calls import MergeCalls
@@ -97,10 +97,40 @@ def _is_same(first: Any, other: Any) -> bool:
     return np.array_equal(first.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
 
 
-class _CrossReplicaBackend(LocalBackend):
-    """The backend of functions called by merge_call on a worker."""
+class _CrossReplicaBackend(MergeCalls, LocalBackend):
+    """The backend of functions called by merge_call on a cluster, in the process of one replica, with their variables.
 
-    is_between = False
+    Parameters
+    ----------
+    strategy
+        Returns the strategy of the functions.
+    group
+        The replicas.
+    local_store
+        The store of the replicas on this worker; None if unknown.
+    number
+        The number of the replica that calls the functions.
+    """
+
+    # The program would not know of new variables.
+    makes_variables = False
+
+    def __init__(
+        self,
+        strategy: Callable[[], Strategy | None],
+        group: ReplicaGroup,
+        local_store: VariableStore | None,
+        number: int,
+    ) -> None:
+        # All replicas are called on this replica's device, as this worker may lack the devices of the others.
+        super().__init__(strategy, (group.replicas[number],) * len(group.replicas), VariableStore(group.token))
+        self._own = local_store
+        self._number = number
+
+    @property
+    def is_between(self) -> bool:
+        """Return whether a function is being called."""
+        return isinstance(self.store, _StoreOfAll)
 
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
@@ -111,33 +141,9 @@ class _CrossReplicaBackend(LocalBackend):
             )
         return super().call_replicas(operation, fn, leaves, treespec, group)
 
-
-class _MergeCallsOnWorker(MergeCalls):
-    """The variables of functions called by merge_call on a cluster, in the process of one replica.
-
-    Parameters
-    ----------
-    backend
-        The backend of the functions.
-    replica, number
-        The replica that calls the functions, and its number.
-    local_store
-        The store of the replicas on this worker; None if unknown.
-    """
-
-    # The program would not know of new variables.
-    makes_variables = False
-
-    def __init__(
-        self, backend: _CrossReplicaBackend, replica: Replica, number: int, local_store: VariableStore | None
-    ) -> None:
-        self._backend = backend
-        self._replica = replica
-        self._number = number
-        self._own = local_store
-
     def collect(self, arguments: Any) -> list[tuple[VariableRecord, list[Any]]]:
-        if self._backend.is_between:
+        """Return the variables among a replica's arguments that are its own, with their values."""
+        if self.is_between:
             # The replicas that the function itself calls are all in this process.
             return []
         leaves = (leaf for leaf in optree.tree_leaves(arguments) if isinstance(leaf, VariableRecord))
@@ -148,11 +154,11 @@ class _MergeCallsOnWorker(MergeCalls):
     def open(
         self, along: Sequence[Sequence[tuple[VariableRecord, list[Any]]]]
     ) -> Iterator[Callable[[], Sequence[Any]]]:
-        backend = self._backend
-        if self._own is None or backend.is_between:
+        """Make the variables of all replicas available in a ``with`` block, as a getter of each replica's changes."""
+        if self._own is None or self.is_between:
             yield lambda: [()] * len(along)
             return
-        device = named(self._replica.device)
+        device = named(self.places[0].device)
         variable_states: dict[int, dict[int, Any]] = {}
         objects: dict[int, list[VariableRecord]] = {}
         for replica, states in enumerate(along):
@@ -161,15 +167,14 @@ class _MergeCallsOnWorker(MergeCalls):
                 variable_states.setdefault(variable_number(variable), {})[replica] = list(map(frozen, placed))
                 if layout_of(variable).treespec is None:
                     objects.setdefault(replica, []).append(variable)
-        store = backend.store = _StoreOfAll(self._own, self._number, variable_states, objects)
-        backend.is_between = True
+        store = self.store = _StoreOfAll(self._own, self._number, variable_states, objects)
         try:
             yield lambda: [store.changes(replica) for replica in range(len(along))]
         finally:
-            backend.is_between = False
-            backend.store = VariableStore(store.token)
+            self.store = VariableStore(store.token)
 
     def apply(self, changes: Sequence[tuple[VariableRecord, Any]], replica: ReplicaContext) -> None:
+        """Apply a replica's changes of variables to it."""
         for variable, leaves in changes:
             ReplicaCopy(variable, replica).write("put", leaves)
 
@@ -188,8 +193,5 @@ class CrossReplicaStrategy(Strategy):
     """
 
     def __init__(self, group: ReplicaGroup, local_store: VariableStore | None, number: int) -> None:
-        replica = group.replicas[number]
-        # All replicas are called on this replica's device, as this worker may lack the devices of the others.
-        places = (replica,) * len(group.replicas)
-        backend = _CrossReplicaBackend(weakref.ref(self), places, VariableStore(group.token))
-        super().__init__(group, backend, LocalInput(), _MergeCallsOnWorker(backend, replica, number, local_store))
+        backend = _CrossReplicaBackend(weakref.ref(self), group, local_store, number)
+        super().__init__(group, backend, LocalInput(), backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import optree
 
@@ -30,6 +30,16 @@ from daskdist.strategy.variables.variable import Variable
 class StrategyExtended:
     """The operations that TensorFlow has under ``strategy.extended``.
 
+    Attributes
+    ----------
+    experimental_require_static_shapes
+        False: replicas accept batches of different shapes.
+    experimental_between_graph
+        False: one program serves all workers.
+    experimental_should_init, should_checkpoint, should_save_summary
+        True: this program, as the only one, creates the initial values of variables, and writes checkpoints and
+        summaries.
+
     Notes
     -----
     The *destination* of a value is None, a `PerReplica` or a `Variable` for every replica, or one replica, by its name
@@ -40,6 +50,11 @@ class StrategyExtended:
     """
 
     strategy: Any
+    experimental_require_static_shapes: ClassVar[bool] = False
+    experimental_between_graph: ClassVar[bool] = False
+    experimental_should_init: ClassVar[bool] = True
+    should_checkpoint: ClassVar[bool] = True
+    should_save_summary: ClassVar[bool] = True
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -68,31 +83,6 @@ class StrategyExtended:
         """The number of replicas."""
         number: int = self.strategy.num_replicas_in_sync
         return number
-
-    @property
-    def experimental_require_static_shapes(self) -> bool:
-        """Return False: replicas accept batches of different shapes."""
-        return False
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        """Return False: one program serves all workers."""
-        return False
-
-    @property
-    def experimental_should_init(self) -> bool:
-        """Return True: this program creates the initial values of variables, as it is the only one."""
-        return True
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """Return True: this program writes checkpoints, as it is the only one."""
-        return True
-
-    @property
-    def should_save_summary(self) -> bool:
-        """Return True: this program writes summaries, as it is the only one."""
-        return True
 
     def variable_created_in_scope(self, v: Any) -> bool:
         """Return whether a `Variable` was created in the scope of this strategy.
@@ -295,8 +285,7 @@ class StrategyExtended:
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"update: args is a {type(args).__name__}; give a tuple, such as args=(gradient,)")
         with_variables = any(isinstance(leaf, Variable) for leaf in optree.tree_leaves(var))
-        results = self.strategy.run(Alone(fn) if with_variables else fn, args=(var, *args), kwargs=kwargs)
-        return results if group else self._components(results)
+        return self.update_non_slot(None, Alone(fn) if with_variables else fn, (var, *args), kwargs, group)
 
     def update_non_slot(
         self,
@@ -318,14 +307,11 @@ class StrategyExtended:
             Whether the result is returned as by `Strategy.run`; otherwise it is a tuple of the replicas' results.
         """
         results = self.strategy.run(fn, args=args, kwargs=kwargs)
-        return results if group else self._components(results)
+        return results if group else tuple(component(results, k) for k in range(self.num_replicas_in_sync))
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Call a function on every replica, as `Strategy.run` does."""
         return self.strategy.run(fn, args=args, kwargs=kwargs)
-
-    def _components(self, nest: Any) -> tuple[Any, ...]:
-        return tuple(component(nest, number) for number in range(self.num_replicas_in_sync))
 
     def _everywhere(self, nest: Any) -> Any:
         replicas = self.strategy.replicas

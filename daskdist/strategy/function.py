@@ -20,7 +20,7 @@ from daskdist.display.plain_text import PlainText
 from daskdist.errors import ArgumentError
 from daskdist.strategy.calls.captures import Capture, capturing
 from daskdist.strategy.values.async_value import AsyncValue
-from daskdist.strategy.values.per_replica import PerReplica, num_values
+from daskdist.strategy.values.per_replica import PerReplica, num_values, values_read_later
 
 
 @overload
@@ -139,11 +139,7 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
             if not isinstance(value, PerReplica) or num_values(value) != len(spec.specs):
                 actual = f"{num_values(value)} values" if isinstance(value, PerReplica) else type(value).__name__
                 raise ArgumentError(f"{name}: argument {path} is {actual}; input_signature has {spec}")
-            refs = value.refs
-            known = None if refs is None else refs.spec
-            if all(_is_known(part_spec, known, f"{name}: argument {path}") for part_spec in spec.specs):
-                continue
-            pairs = list(zip(spec.specs, value.values, strict=True))
+            pairs = list(zip(spec.specs, values_read_later(value), strict=True))
         for part_spec, part in pairs:
             if isinstance(part_spec, TensorSpec):
                 _check_part(part_spec, part, f"{name}: argument {path}", current)
@@ -158,10 +154,10 @@ def _check_part(spec: TensorSpec, part: Any, part_name: str, current: Capture) -
         current.wait_for(checked.result)
 
 
-def _is_known(spec: Any, known: TensorSpec | None, value_name: str) -> bool:
+def _is_known(spec: TensorSpec, known: TensorSpec | None, value_name: str) -> bool:
     # Return whether the known properties of a value show that it matches a spec.
-    if known is None or not isinstance(spec, TensorSpec):
-        return not isinstance(spec, TensorSpec)
+    if known is None:
+        return False
     if not spec.is_compatible_with(known):
         raise ArgumentError(f"{value_name} is {known}; input_signature has {spec}")
     return spec.shape is None or all(

@@ -44,8 +44,6 @@ class ReplicaGroup:
         The token of the strategy.
     replicas
         The replicas, in order.
-    client
-        On a cluster, the id of the program's client.
     lost_with
         The reason why the values of all earlier replicas are lost; "" if they are not.
     num_lost
@@ -54,7 +52,6 @@ class ReplicaGroup:
 
     token: str
     replicas: tuple[Replica, ...]
-    client: str = ""
     lost_with: str = ""
     num_lost: int = 0
 

@@ -107,13 +107,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         where = placing(device_assignment, num_replicas_per_worker)
         yes_or_no("MultiWorkerMirroredStrategy", "share_devices", share_devices)
         with contextlib.ExitStack() as opened:
-            self.client, workers = connect(
-                resolver, opened, num_workers=lambda: where.num_workers, num_threads=where.most_replicas
-            )
+            self.client, workers = connect(resolver, opened, where)
             slots = where.slots(self.client, workers, share_devices)
-            group = ReplicaGroup(
-                new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id
-            )
+            group = ReplicaGroup(new_token(), tuple([Replica(address, device) for address, device in slots]))
             live_workers = LiveWorkers(group.workers)
             note_ended(self.client)
             submit = Submit(self.client, live_workers)

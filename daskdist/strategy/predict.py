@@ -14,7 +14,7 @@ from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.origin import origin_from
-from daskdist.core.node import Facts, Node, Source, counting, walk
+from daskdist.core.node import Node, Source, counting
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassCounter
 from daskdist.core.spec import ElementSpec, SpecUnknown, known_spec
@@ -48,17 +48,12 @@ class PredictRows:
         for leaf in optree.tree_leaves(result, none_is_leaf=True):
             shape = getattr(leaf, "shape", None)
             if not shape or {shape[0]} != num_rows:
+                words = f"{leaf!r:.80}" if shape is None else f"{type(leaf).__name__} of shape {tuple(shape)}"
                 raise ArgumentError(
-                    f"predict: the function returned {describe(leaf)} for {min(num_rows)} rows; return an array, or a "
+                    f"predict: the function returned {words} for {min(num_rows)} rows; return an array, or a "
                     "nest of arrays, with a row for each row of the batch"
                 )
         return result
-
-
-def describe(leaf: Any) -> str:
-    """Return the words for a value in messages."""
-    shape = getattr(leaf, "shape", None)
-    return f"{type(leaf).__name__} of shape {tuple(shape)}" if shape is not None else f"{leaf!r:.80}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +75,6 @@ class Predictions(Source):
     of_no_rows: list[ElementSpec] = field(repr=False)
 
     name = "predict"
-    facts = Facts()
     is_listed = False
     is_cheap = False
     is_repeatable = False
@@ -98,10 +92,6 @@ class Predictions(Source):
     @property
     def cardinality(self) -> int:
         return UNKNOWN
-
-    @property
-    def draws(self) -> bool:
-        return any(node.draws for node in walk(self.pipeline))
 
     @property
     def contents(self) -> tuple[Node, ...]:
@@ -155,11 +145,10 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
         is_same = _draws_of(pipeline) == _draws_of(node)
         source = distributed if is_same else strategy.distribute_dataset(Dataset(pipeline).with_options(_IN_ORDER))
         steps: deque[Any] = deque()
-        failures: list[Exception] = []
         iterator = iterator_in_pass(source, pipeline, epoch)
         has_rows = False
         try:
-            for step in _called(iterator, lambda batch: strategy.run(predict, args=(batch, *args)), failures):
+            for step in _called(iterator, lambda batch: strategy.run(predict, args=(batch, *args))):
                 has_rows = True
                 steps.append(step)
                 if len(steps) > _STEPS_AHEAD:
@@ -168,8 +157,6 @@ def predictions_of(strategy: Any, function: Callable[..., Any], dataset: Dataset
                 yield from _of_replicas(strategy, steps.popleft())
         finally:
             iterator.close()
-        if failures:
-            raise failures.pop()
         if not has_rows:
             of_no_rows[:] = _spec_of_no_rows(strategy, predict, dataset, args)
 
@@ -182,13 +169,13 @@ def _draws_of(pipeline: Node) -> tuple[list[tuple[PassCounter, int]], list[int]]
     return [(node.passes.counter, node.passes.start) for node in counting(pipeline)], drawn_seeds(pipeline)
 
 
-def _called(batches: Iterator[Any], run: Callable[[Any], Any], failures: list[Exception]) -> Iterator[Any]:
-    # Call a function with each batch. An error ends the steps and is kept, as the steps before it are still to be used.
+def _called(batches: Iterator[Any], run: Callable[[Any], Any]) -> Iterator[Any]:
+    # Call a function with each batch. An error is the last step, as the steps before it are still to be used.
     try:
         for batch in batches:
             yield run(batch)
     except Exception as error:
-        failures.append(error)
+        yield error
 
 
 def _spec_of_no_rows(
@@ -212,6 +199,8 @@ def _spec_of_no_rows(
 
 
 def _of_replicas(strategy: StrategyContract, step: Any) -> Iterator[Any]:
+    if isinstance(step, Exception):
+        raise step
     for part in strategy.local_results(step):
         if any(leaf is not None for leaf in optree.tree_leaves(part, none_is_leaf=True)):
             yield host_nest(part)

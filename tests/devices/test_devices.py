@@ -376,7 +376,7 @@ DEALT = {
 
 
 def workers_of(visible_devices):
-    return [Worker(f"tcp://{visible.host}:{number}", str(number), 1) for number, visible in enumerate(visible_devices)]
+    return [Worker(f"tcp://{visible.host}:{number}", str(number)) for number, visible in enumerate(visible_devices)]
 
 
 def counts(wanted, visible_devices):

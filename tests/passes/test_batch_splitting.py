@@ -390,7 +390,7 @@ def test_a_function_that_selects_no_sample_row(replicas):
 
 # --- unequal replicas ---
 
-WORKERS = [Worker("tcp://10.0.0.1:1", "0", 2), Worker("tcp://10.0.0.2:1", "one", 4), Worker("tcp://10.0.0.3:1", "2", 1)]
+WORKERS = [Worker("tcp://10.0.0.1:1", "0"), Worker("tcp://10.0.0.2:1", "one"), Worker("tcp://10.0.0.3:1", "2")]
 
 
 @pytest.mark.parametrize(

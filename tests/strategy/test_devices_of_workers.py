@@ -150,7 +150,7 @@ def _is_plain_again(dask_worker):
 @pytest.mark.cluster
 def test_workers_of_dask_cuda_differ_from_workers_that_import_it(client, see):
     see(["s-0", "s-1"], ["s-0", "s-1"])
-    workers = [Worker(address, "", 1) for address in workers_of(client)]
+    workers = [Worker(address, "") for address in workers_of(client)]
     try:
         client.run(_imports_dask_cuda)
         assert [value.has_first for value in probe_devices(client, workers)] == [False, False]

@@ -7,19 +7,12 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from daskdist.context_variables import changed
+from daskdist.strategy.backend import Backend
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
-class Sender(Protocol):
-    """A backend that sends calls of the function."""
-
-    def raise_unobserved(self) -> None:
-        """Raise the error of a call whose results were not read and no longer can be."""
-        ...
 
 
 class Capture:
@@ -31,12 +24,13 @@ class Capture:
         # The places where it waited for a result, each with the reason.
         self.waits: list[str] = []
         self.is_over = False
-        self._senders: dict[int, Sender] = {}
+        # id -> a backend with calls of the function.
+        self._backends: dict[int, Backend] = {}
         self._awaited: list[Callable[[], Any]] = []
 
-    def add(self, sender: Sender, *, is_step: bool) -> None:
-        """Record a call of a sender."""
-        self._senders[id(sender)] = sender
+    def add(self, backend: Backend, *, is_step: bool) -> None:
+        """Record a call of a backend."""
+        self._backends[id(backend)] = backend
         if is_step:
             self.num_steps += 1
         else:
@@ -66,8 +60,8 @@ class Capture:
 
     def raise_unobserved(self) -> None:
         """Raise the error of a call whose results were not read and no longer can be."""
-        for sender in self._senders.values():
-            sender.raise_unobserved()
+        for backend in self._backends.values():
+            backend.raise_unobserved()
 
 
 _current: ContextVar[Capture | None] = ContextVar("daskdist capture", default=None)

@@ -110,7 +110,7 @@ class ClusterUse:
             if self.client.status == "running" and not _is_ending.is_set():
                 if _is_worth(self.client, self.futures):
                     # The cluster may be closed next: do not leave workers with running tasks.
-                    settle(self.client, list(self.futures), _AT_CLOSE_S, is_end=False)
+                    settle(self.client, list(self.futures), is_end=False)
                 self._submit.release()
                 release_soon(self.client, self._token)
             try:
@@ -129,14 +129,14 @@ class ClusterUse:
                 return
             self.streams.close()
             if self.client.status == "running":
-                settle(self.client, list(self.futures), _MOST_S, is_end=True)
+                settle(self.client, list(self.futures), is_end=True)
                 return
             # Tasks may be running even if the program has closed its client.
             with (
                 contextlib.suppress(Exception),
                 Client(self.address, security=self.security, timeout=_MOST_S, set_as_default=False) as other,
             ):
-                settle(other, (), _MOST_S, is_end=True)
+                settle(other, (), is_end=True)
 
 
 def end_unused(use: ClusterUse) -> None:
@@ -174,16 +174,15 @@ class _BeforeClose:
             use.streams.close()
         futures = [future for use in of_client for future in use.futures]
         if client is not None and _is_worth(client, futures):
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(_settle(client, futures, _AT_CLOSE_S, is_end=False), _AT_CLOSE_S)
+            await _settle(client, futures, is_end=False)
 
 
 def _is_worth(client: Client, futures: Iterable[Future]) -> bool:
     return any(future.status == "pending" for future in futures) and is_here(client.scheduler.address)
 
 
-def settle(client: Client, futures: Collection[Future], within_s: float, *, is_end: bool) -> None:
-    """Release futures, and wait until no worker is running a task.
+def settle(client: Client, futures: Collection[Future], *, is_end: bool) -> None:
+    """Release futures, and wait for some seconds until no worker is running a task, as a user's function may take long.
 
     Parameters
     ----------
@@ -191,33 +190,30 @@ def settle(client: Client, futures: Collection[Future], within_s: float, *, is_e
         The client of the futures.
     futures
         The futures to release.
-    within_s
-        The longest time to wait for tasks, as a user's function may take long.
     is_end
         Whether the program is ending, and all calls of strategies are to be released.
     """
     with contextlib.suppress(Exception):
-        work = asyncio.wait_for(_settle(client, futures, within_s, is_end=is_end), within_s)
+        work = _settle(client, futures, is_end=is_end)
         # The loop itself may have stopped.
-        asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop).result(within_s + _AT_CLOSE_S)
+        asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop).result(_MOST_S + _AT_CLOSE_S)
 
 
-async def _settle(client: Client, futures: Collection[Future], within_s: float, *, is_end: bool) -> None:
-    # The scheduler receives graphs in order: once it has this one, it has all earlier ones.
-    last = client.submit(_nothing, key=f"last-{uuid.uuid4().hex}", pure=False)
-    # Some schedulers refuse to run functions.
+async def _settle(client: Client, futures: Collection[Future], *, is_end: bool) -> None:
+    within_s = _MOST_S if is_end else _AT_CLOSE_S
     with contextlib.suppress(Exception):
-        await client.run_on_scheduler(_all_known, last.key, within_s)
-    keys = {last.key, *(future.key for future in futures)}
-    for future in (last, *futures):
-        future.release()
-    with contextlib.suppress(Exception):
-        await client.run_on_scheduler(_let_go_of, client.id, keys, is_end)
-    await client.run(_idle, within_s, on_error="ignore")
-
-
-def _nothing() -> None:
-    """Do nothing."""
+        async with asyncio.timeout(within_s):
+            # The scheduler receives graphs in order: once it has this one, it has all earlier ones.
+            last = client.submit(int, key=f"last-{uuid.uuid4().hex}", pure=False)
+            # Some schedulers refuse to run functions.
+            with contextlib.suppress(Exception):
+                await client.run_on_scheduler(_all_known, last.key, within_s)
+            keys = {last.key, *(future.key for future in futures)}
+            for future in (last, *futures):
+                future.release()
+            with contextlib.suppress(Exception):
+                await client.run_on_scheduler(_let_go_of, client.id, keys, is_end)
+            await client.run(_idle, within_s, on_error="ignore")
 
 
 async def _all_known(key: str, within_s: float, dask_scheduler: Scheduler) -> None:

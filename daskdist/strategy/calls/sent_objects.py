@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import cloudpickle
 import numpy as np
@@ -85,8 +85,8 @@ class SentObjects:
         self._lock = threading.RLock()
         self._objects: OrderedDict[bytes, SentObject] = OrderedDict()
         self._num_bytes = 0
-        # id of a function -> what it refers to, its handle, and what identifies it, until the function is freed.
-        self._functions: OrderedDict[int, tuple[Reach, SentObject, list[Any]]] = OrderedDict()
+        # Function -> what it refers to, its handle, and what identifies it.
+        self._functions: WeakKeyDictionary[FunctionType, tuple[Reach, SentObject, list[Any]]] = WeakKeyDictionary()
 
     def clear(self) -> None:
         """Forget all objects."""
@@ -132,7 +132,7 @@ class SentObjects:
         if type(value) is not FunctionType:
             return self(value, name)
         # Pickling takes longer than checking that the function is unchanged.
-        known = self._functions.get(id(value))
+        known = self._functions.get(value)
         if known is not None and known[0].is_current(value):
             return known[1]
         with self._lock:
@@ -140,19 +140,16 @@ class SentObjects:
             reach = Reach(value, partial(_is_in_pickle, sends_modules), is_into_packages=True)
             sent_object = self._pickled(value, name)
             if not all(map(_is_constant, reach.leaves)):
-                self._functions.pop(id(value), None)
+                self._functions.pop(value, None)
             else:
-                # Keep what it refers to alive, so that ids stay unique.
-                if id(value) not in self._functions:
-                    weakref.finalize(value, self._functions.pop, id(value), None).atexit = False
-                self._functions[id(value)] = reach, sent_object, made_of(value)
+                self._functions[value] = reach, sent_object, made_of(value)
                 if len(self._functions) > _MOST_KEPT:
-                    self._functions.popitem(last=False)
+                    self._functions.pop(next(iter(self._functions)), None)
             return sent_object
 
     def parts_of(self, function: Any) -> list[Any]:
         """Return what identifies a function that was just sent; see `made_of`."""
-        known = self._functions.get(id(function))
+        known = self._functions.get(function) if type(function) is FunctionType else None
         return made_of(function) if known is None else known[2]
 
     def _pickled(self, value: Any, name: Callable[[], str]) -> SentObject:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from daskdist.errors import NotMadeAgainError
@@ -12,6 +13,15 @@ from daskdist.strategy.calls.outcomes import Failed
 
 # The number of raised failures to remember.
 _NUM_OBSERVED: Final = 1024
+
+
+@dataclass(slots=True)
+class _Unraised:
+    # A failure that was not raised; the number of calls that failed with it and whose results can still be read; and
+    # the name of the call that raised it, if that is not made again.
+    failed: Failed
+    num_readable: int = 0
+    final_name: str = ""
 
 
 class UnobservedFailures:
@@ -26,17 +36,17 @@ class UnobservedFailures:
     def __init__(self) -> None:
         # Held by each method that changes something.
         self._lock = threading.RLock()
-        # call that raised -> the number of calls that failed with it and whose results can still be read.
-        self._num_failed: Counter[int] = Counter()
-        # call that raised -> its failure, whose results can no longer be read.
-        self.unobserved: dict[int, Failed] = {}
-        # The failures whose results can still be read.
-        self._visible: dict[int, Failed] = {}
+        # call that raised -> its failure, until that is raised.
+        self._unraised: dict[int, _Unraised] = {}
         self._observed: deque[int] = deque(maxlen=_NUM_OBSERVED)
         # Calls before this one that failed because of lost workers are made again.
         self._first_reported = 0
-        # call that raised and is not made again -> its name, until its failure is raised.
-        self._final: dict[int, str] = {}
+
+    @property
+    def unobserved(self) -> dict[int, Failed]:
+        """The failures whose results can no longer be read, by the number of the call that raised."""
+        # Another thread may remove some at the same time.
+        return {origin: one.failed for origin, one in self._unraised.copy().items() if not one.num_readable}
 
     def __bool__(self) -> bool:
         return bool(self.unobserved)
@@ -48,9 +58,9 @@ class UnobservedFailures:
         """
         with self._lock:
             self._first_reported = max(before, self._first_reported)
-            for origin, failed in list(self.unobserved.items()):
-                if origin not in self._final and _is_lost(failed):
-                    del self.unobserved[origin]
+            for origin, failed in self.unobserved.items():
+                if not self._unraised[origin].final_name and _is_lost(failed):
+                    del self._unraised[origin]
 
     def add(self, record: Record, failed: Failed) -> None:
         """Record that a call failed."""
@@ -58,11 +68,10 @@ class UnobservedFailures:
         if _is_of_operation(record, failed):
             return
         with self._lock:
-            if record.is_final and origin == record.number:
-                self._final[origin] = record.name
             if record.reported_with not in (None, origin):
                 self.mark_observed(failed)
-            self._count(failed, 0 if record.is_dropped else 1)
+            final_name = record.name if record.is_final and origin == record.number else ""
+            self._count(failed, 0 if record.is_dropped else 1, final_name)
             if origin in (None, record.number):
                 return
             # A call has one error: other failed arguments of it are not raised separately.
@@ -85,71 +94,58 @@ class UnobservedFailures:
         if failed.origin is not None:
             with self._lock:
                 self._observed.append(failed.origin)
-                self._final.pop(failed.origin, None)
-                self.unobserved.pop(failed.origin, None)
-                self._visible.pop(failed.origin, None)
-                self._num_failed.pop(failed.origin, None)
+                self._unraised.pop(failed.origin, None)
 
     def is_observed(self, failed: Failed) -> bool:
         """Return whether a failure was raised."""
         return failed.origin in self._observed
 
-    def _count(self, failed: Failed, change: int) -> None:
+    def _count(self, failed: Failed, change: int, final_name: str = "") -> None:
         origin = failed.origin
-        if origin is None or origin in self._observed or (change < 0 and origin not in self._num_failed):
+        if origin is None or origin in self._observed:
             return
-        if origin < self._first_reported and origin not in self._final and _is_lost(failed):
+        one = self._unraised.get(origin) or _Unraised(failed)
+        one.final_name = final_name or one.final_name
+        if origin < self._first_reported and not one.final_name and _is_lost(failed):
             return
-        self._num_failed[origin] += change
-        if self._num_failed[origin] > 0:
-            self.unobserved.pop(origin, None)
-            self._visible[origin] = failed
-        else:
-            del self._num_failed[origin]
-            self._visible.pop(origin, None)
-            self.unobserved.setdefault(origin, failed)
+        if change >= 0 or one.num_readable:
+            one.num_readable += change
+            self._unraised[origin] = one
 
     def take_final(self) -> list[str]:
         """Forget the failures because of lost workers of calls that are not made again; return their names."""
         with self._lock:
-            failures = [failed for origin, failed in (self._visible | self.unobserved).items() if origin in self._final]
-            lost = list(filter(_is_lost, failures))
-            names = [self._final[failed.origin] for failed in lost if failed.origin is not None]
-            for failed in lost:
-                self.mark_observed(failed)
-            return list(dict.fromkeys(names))
+            lost = [one for one in self._unraised.values() if one.final_name and _is_lost(one.failed)]
+            for one in lost:
+                self.mark_observed(one.failed)
+            return list(dict.fromkeys(one.final_name for one in lost))
 
     def validate(self) -> None:
         """Check what holds between the attributes."""
         with self._lock:
-            visible, unobserved = self._visible.keys(), self.unobserved.keys()
-            if self._num_failed.keys() != visible or min(self._num_failed.values(), default=1) < 1:
-                raise AssertionError(f"failures are counted as {self._num_failed}, of which can be read {visible}")
-            if visible & unobserved or {*self._observed} & (visible | unobserved):
-                raise AssertionError(f"failures {visible}, {unobserved} and {self._observed} are the same")
+            if both := {*self._observed} & self._unraised.keys():
+                raise AssertionError(f"failures {both} were raised, and are still to be raised")
 
     def first_error(self) -> BaseException | None:
         """Return the error of the first failure in the order of the calls, if there is one."""
-        # Another thread may remove some at the same time.
-        unobserved = self.unobserved.copy()
+        unobserved = self.unobserved
         return unobserved[min(unobserved)].failure.error() if unobserved else None
 
     def visible(self) -> list[Failed]:
         """Return the failures whose results were not read but can be, in the order of the calls."""
-        visible = self._visible.copy()
-        return [visible[origin] for origin in sorted(visible)]
+        unraised = self._unraised.copy()
+        return [unraised[origin].failed for origin in sorted(unraised) if unraised[origin].num_readable]
 
     def take_error(self) -> BaseException | None:
         """Forget all failures; return the error of the first in the order of the calls, if there is one."""
         with self._lock:
-            failures = [self.unobserved[origin] for origin in sorted(self.unobserved)]
-            name = self._final.get(min(self.unobserved, default=0), "")
-            for failed in failures:
-                self.mark_observed(failed)
+            failures = [self._unraised[origin] for origin in sorted(self.unobserved)]
+            for one in failures:
+                self.mark_observed(one.failed)
         if not failures:
             return None
-        error = failures[0].failure.error()
-        if name and _is_lost(failures[0]):
+        name, error = failures[0].final_name, failures[0].failed.failure.error()
+        if name and isinstance(error, LOST):
             why = "as it takes no batch of a distributed dataset"
             error = NotMadeAgainError(f"{name} failed with a lost worker, and is not made again, {why}: {error}")
         if len(failures) > 1:

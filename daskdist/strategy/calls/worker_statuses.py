@@ -88,46 +88,36 @@ def worker_statuses(
     tells_running
         Whether the workers' last report of running calls is up to date.
     """
-    num_calls, num_steps = _num_left(under_way, steps_only=False), _num_left(under_way, steps_only=True)
-    return tuple(
-        [
-            _status(stream, group, num_calls[stream.address], num_steps[stream.address], is_closed, tells_running)
-            for stream in streams
-        ]
-    )
-
-
-def _status(
-    stream: StepStream, group: ReplicaGroup, num_calls: int, num_steps: int, is_closed: bool, tells_running: bool
-) -> WorkerStatus:
-    members = group.members(stream.address)
-    if stream.is_open:
-        said = stream.running if tells_running else ()
+    num_calls, num_steps = _num_left(under_way), _num_left([record for record in under_way if record.is_step])
+    statuses = []
+    for stream in streams:
+        said = stream.running if tells_running and stream.is_open else ()
         running = tuple(
             [RunningCall(number, name.removeprefix(LOOP_PREFIX), so_far) for number, name, so_far, _ in said]
         )
-        state = state_of(running, num_calls)
-    else:
-        running, state = (), "lost"
-    return WorkerStatus(
-        address=stream.address,
-        replicas=tuple(members),
-        devices=tuple([group.replicas[number].device for number in members]),
-        state="closed" if is_closed else state,
-        running=running,
-        num_steps_sent=stream.num_steps,
-        num_steps_in_flight=num_steps,
-        outstanding_bytes=stream.link.num_bytes,
-        heartbeat_age_s=time.monotonic() - stream.running_at,
-    )
+        state = state_of(running, num_calls[stream.address]) if stream.is_open else "lost"
+        members = group.members(stream.address)
+        statuses.append(
+            WorkerStatus(
+                address=stream.address,
+                replicas=members,
+                devices=tuple([group.replicas[number].device for number in members]),
+                state="closed" if is_closed else state,
+                running=running,
+                num_steps_sent=stream.num_steps,
+                num_steps_in_flight=num_steps[stream.address],
+                outstanding_bytes=stream.link.num_bytes,
+                heartbeat_age_s=time.monotonic() - stream.running_at,
+            )
+        )
+    return tuple(statuses)
 
 
-def _num_left(under_way: Collection[Record], *, steps_only: bool) -> Counter[str]:
+def _num_left(records: Iterable[Record]) -> Counter[str]:
     # worker -> the number of its unfinished calls.
     return Counter(
         worker
-        for record in under_way
-        if record.is_step or not steps_only
+        for record in records
         for worker in {
             address for address, outcome in zip(record.workers, record.outcomes, strict=True) if outcome is None
         }

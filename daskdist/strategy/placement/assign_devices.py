@@ -5,7 +5,6 @@ The functions are pure; `probe` queries the devices of workers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -67,7 +66,7 @@ def assign_devices(
     if a later worker would get none. Without a given number, a worker also gets the remaining devices, unless each
     worker is meant to use its first: dask-cuda shows each worker all GPUs, starting at its own.
 
-    >>> alice, bob = Worker("tcp://a:1", "alice", 1), Worker("tcp://a:2", "bob", 1)
+    >>> alice, bob = Worker("tcp://a:1", "alice"), Worker("tcp://a:2", "bob")
     >>> both = VisibleDevices("a", ("GPU:0", "GPU:1"), ("GPU-6f", "GPU-70"))
     >>> assign_devices([alice, bob], [both, both], [None, None])
     [('GPU:0',), ('GPU:1',)]
@@ -94,48 +93,44 @@ class _Assignment:
     # The devices assigned to workers, given by number, out of those that each worker sees.
     def __init__(self, seen: Sequence[Sequence[str]]) -> None:
         self._seen = seen
-        self._owners: dict[str, int] = {}
-        self._shared: list[tuple[int, str]] = []
+        # UUID -> the worker that the device was given to, and then those that share it.
+        self._holders: dict[str, list[int]] = {}
 
     def of(self, worker: int) -> set[str]:
-        return {uuid for uuid, owner in self._owners.items() if owner == worker} | {
-            uuid for owner, uuid in self._shared if owner == worker
-        }
+        return {uuid for uuid, holders in self._holders.items() if worker in holders}
 
     def give(self, worker: int) -> bool:
         # Assign one more device; if none is free, one whose owner can take another instead.
-        free = next((uuid for uuid in self._seen[worker] if uuid not in self._owners), None)
+        free = next((uuid for uuid in self._seen[worker] if uuid not in self._holders), None)
         if free is None:
             return self._move(worker, set())
-        self._owners[free] = worker
+        self._holders[free] = [worker]
         return True
 
     def _move(self, worker: int, tried: set[str]) -> bool:
         for uuid in self._seen[worker]:
-            owner = self._owners.get(uuid)
-            if owner == worker or uuid in tried:
+            holders = self._holders.get(uuid, [])
+            if holders[:1] == [worker] or uuid in tried:
                 continue
             tried.add(uuid)
-            if owner is None or self._move(owner, tried):
-                self._owners[uuid] = worker
+            if not holders or self._move(holders[0], tried):
+                self._holders[uuid] = [worker, *holders[1:]]
                 return True
         return False
 
     def share(self, worker: int) -> bool:
         # Share the device that the fewest workers have, the first of those.
-        held = self.of(worker)
-        times = Counter([*self._owners, *(uuid for _, uuid in self._shared)])
-        left = [uuid for uuid in self._seen[worker] if uuid not in held]
+        left = [holders for uuid in self._seen[worker] if worker not in (holders := self._holders[uuid])]
         if left:
-            self._shared.append((worker, min(left, key=lambda uuid: times[uuid])))
+            min(left, key=len).append(worker)
         return bool(left)
 
     def give_rest(self, workers: Sequence[int]) -> None:
         # Assign each to the worker with the fewest devices among those that see it.
         for uuid in dict.fromkeys(uuid for worker in workers for uuid in self._seen[worker]):
-            if uuid not in self._owners:
+            if uuid not in self._holders:
                 candidates = [worker for worker in workers if uuid in self._seen[worker]]
-                self._owners[uuid] = min(candidates, key=lambda worker: len(self.of(worker)))
+                self._holders[uuid] = [min(candidates, key=lambda worker: len(self.of(worker)))]
 
 
 def _in_order(visible: VisibleDevices, assigned: set[str]) -> tuple[str, ...]:

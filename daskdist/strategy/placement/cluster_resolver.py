@@ -10,7 +10,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -35,6 +35,7 @@ from daskdist.execute.callers.cluster_requests import (
     wait_for_scheduler,
 )
 from daskdist.execute.callers.submit import workers_of
+from daskdist.strategy.placement.device_assignment import DeviceAssignment, PerWorker
 from daskdist.strategy.placement.replicas_per_worker import Worker
 
 _OPERATION: Final = "ClusterResolver"
@@ -114,11 +115,7 @@ def _is_time(value: Any) -> bool:
 
 
 def connect(
-    resolver: ClusterResolver,
-    opened: ExitStack,
-    *,
-    num_workers: Callable[[], int | None] = lambda: None,
-    num_threads: int = 1,
+    resolver: ClusterResolver, opened: ExitStack, where: DeviceAssignment | PerWorker
 ) -> tuple[Client, list[Worker]]:
     """Return a client of the cluster, and its workers sorted by name.
 
@@ -128,11 +125,8 @@ def connect(
         The source of the cluster.
     opened
         Receives the new objects, to be closed at the end.
-    num_workers
-        Returns the number of workers of a new cluster if the resolver has none; None for one per core. It is only
-        called then.
-    num_threads
-        The number of threads of each of those workers.
+    where
+        The placement of the replicas, for which a new cluster is made.
 
     Raises
     ------
@@ -154,7 +148,7 @@ def connect(
                 # Dask converts values that look like numbers, for example a port alone.
                 raise ClusterError(f"{cluster!r}{said_by} is not the address of a scheduler; {_EXAMPLE}")
         if cluster is None:
-            cluster = _made(resolver, opened, num_workers, num_threads)
+            cluster = _made(resolver, opened, where)
         client = _client_of(cluster, security, said_by)
         opened.callback(client.close)
     return client, _workers(client, resolver)
@@ -187,17 +181,15 @@ def _script_run_once() -> Iterator[None]:
         script.__file__ = path
 
 
-def _made(
-    resolver: ClusterResolver, opened: ExitStack, num_workers: Callable[[], int | None], num_threads: int
-) -> LocalCluster:
+def _made(resolver: ClusterResolver, opened: ExitStack, where: DeviceAssignment | PerWorker) -> LocalCluster:
     if _is_run_again():
         raise ClusterError(f"a process of a LocalCluster runs the script, which starts another one; {_GUARD}")
     # Listen on loopback only, also for the dashboard: the cluster is private to this program.
     try:
         with _script_run_once():
             cluster = LocalCluster(
-                n_workers=resolver.num_workers or num_workers(),
-                threads_per_worker=num_threads,
+                n_workers=resolver.num_workers or where.num_workers,
+                threads_per_worker=where.most_replicas,
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
                 security=resolver.security,
@@ -298,7 +290,7 @@ def in_order(connected: Mapping[str, Mapping[str, Any]]) -> list[Worker]:
 
     Numeric names, such as those of a LocalCluster, come first, in numeric order.
     """
-    workers = [Worker(address, str(info["name"]), info["nthreads"]) for address, info in connected.items()]
+    workers = [Worker(address, str(info["name"])) for address, info in connected.items()]
 
     def place(worker: Worker) -> tuple[bool, int, str, str]:
         is_number = worker.name.isdecimal()

@@ -16,7 +16,6 @@ from daskdist.strategy.placement.replicas_per_worker import (
     ReplicasPerWorker,
     Worker,
     as_counts,
-    names_of,
     num_replicas_on,
     places_of,
 )
@@ -76,20 +75,13 @@ class DeviceAssignment:
         ArgumentError
             A named worker does not exist, or has separate entries by name and by address.
 
-        >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
+        >>> workers = [Worker("tcp://a:1", "alice"), Worker("tcp://b:1", "bob")]
         >>> DeviceAssignment([("bob", "CPU:0"), ("tcp://a:1", "CPU:0")]).on(workers)
         [('tcp://b:1', 'CPU:0'), ('tcp://a:1', 'CPU:0')]
         """
-        places = places_of(workers)
-        chosen = []
-        for number, (name, _) in enumerate(self.replicas):
-            if name not in places:
-                raise ArgumentError(
-                    f"DeviceAssignment: replica {number} is on worker {name!r}, but there is none of that name or "
-                    f"address; there are {names_of(workers)}"
-                )
-            chosen.append(workers[places[name]])
-        pairs = [(worker.address, on) for worker, (_, on) in zip(chosen, self.replicas, strict=True)]
+        names = [(name, f"DeviceAssignment: replica {k} is on") for k, (name, _) in enumerate(self.replicas)]
+        places = places_of(workers, names)
+        pairs = [(workers[place].address, on) for place, (_, on) in zip(places, self.replicas, strict=True)]
         # A worker may be given by its name and by its address.
         _check_order([address for address, _ in pairs], self.replicas)
         return pairs
@@ -142,15 +134,11 @@ class PerWorker:
 
         It raises the errors of `num_replicas_on`, `assign_devices` and `check_devices_on_workers`.
         """
-        numbers: Sequence[int | None] = [None] * len(workers)
-        if self.counts is not None:
-            numbers = num_replicas_on(workers, self.counts)
+        numbers = num_replicas_on(workers, self.counts)
         # Workers without replicas are not asked, and their devices are free for others.
-        with_some = [number for number, count in enumerate(numbers) if count != 0]
-        taking = [workers[number] for number in with_some]
-        names = assign_devices(
-            taking, probe_devices(client, taking), [numbers[number] for number in with_some], share_devices
-        )
+        wanted = {worker: number for worker, number in zip(workers, numbers, strict=True) if number != 0}
+        taking = list(wanted)
+        names = assign_devices(taking, probe_devices(client, taking), list(wanted.values()), share_devices)
         pairs = [
             (worker.address, name)
             for worker, worker_devices in zip(taking, names, strict=True)

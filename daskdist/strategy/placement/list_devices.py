@@ -10,6 +10,7 @@ from typing import Any
 from daskdist.devices import Device, device, name_of, present
 from daskdist.execute.callers.cluster_requests import run_on_workers
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
+from daskdist.strategy.placement.device_assignment import PerWorker
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,6 @@ class ListedDevices(tuple[ListedDevice, ...]):
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (headings, *rows)]
         return "\n".join(lines)
 
-    __str__ = __repr__
-
 
 def list_devices(client: Any = None) -> ListedDevices:
     """List the devices that replicas can be on.
@@ -84,12 +83,13 @@ def list_devices(client: Any = None) -> ListedDevices:
     'CPU:0'
     """
     if client is None:
-        return ListedDevices(_listed())
+        return ListedDevices(listed())
     devices: list[ListedDevice] = []
     with ExitStack() as opened:
         resolver = client if isinstance(client, ClusterResolver) else ClusterResolver(client)
-        client, workers = connect(resolver, opened)
-        by_address = run_on_workers(client, listed, workers=[worker.address for worker in workers])
+        client, workers = connect(resolver, opened, PerWorker(None))
+        # In a thread, as device libraries are slow to load.
+        by_address = run_on_workers(client, asyncio.to_thread, listed, workers=[worker.address for worker in workers])
         for worker in workers:
             devices += [
                 replace(listed_device, worker=worker.name, address=worker.address)
@@ -98,12 +98,8 @@ def list_devices(client: Any = None) -> ListedDevices:
     return ListedDevices(devices)
 
 
-async def listed() -> list[ListedDevice]:
-    """Return the devices of this worker; in a thread, as device libraries are slow to load."""
-    return await asyncio.to_thread(_listed)
-
-
-def _listed() -> list[ListedDevice]:
+def listed() -> list[ListedDevice]:
+    """Return the devices of this process."""
     return [_of(present_device) for present_device in (*present(), device("CPU:0"))]
 
 

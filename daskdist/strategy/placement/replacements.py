@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Final
 
+from daskdist.core.arguments import yes_or_no
 from daskdist.core.cardinality import counted
 from daskdist.devices import named
 from daskdist.errors import ArgumentError, ClusterError, WaitTimeoutError
@@ -197,14 +198,13 @@ def checked_elastic(elastic: Any, device_assignment: Any, num_replicas_per_worke
     ArgumentError
         The value is neither True nor False, or the workers are given.
     """
-    if not isinstance(elastic, bool):
-        raise ArgumentError(f"MultiWorkerMirroredStrategy: elastic is {elastic!r:.80}; give True or False")
+    yes_or_no("MultiWorkerMirroredStrategy", "elastic", elastic)
     if elastic and (device_assignment is not None or not isinstance(num_replicas_per_worker, (int, NoneType))):
         raise ArgumentError(
             "MultiWorkerMirroredStrategy: elastic is for any number of workers, and device_assignment or "
             "num_replicas_per_worker names those with replicas; give one number for all workers, or leave it out"
         )
-    return elastic
+    return bool(elastic)
 
 
 def _places_of(replicas: Sequence[Replica], connected: Mapping[str, Mapping[str, Any]]) -> list[_Place]:

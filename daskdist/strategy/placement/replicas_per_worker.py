@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from daskdist.core.arguments import whole_number, whole_numbers
+from daskdist.core.arguments import is_list, whole_number, whole_numbers
 from daskdist.errors import ArgumentError
 
 # One number for all workers, one for each in order, or numbers of workers by name or address.
@@ -22,11 +19,10 @@ _ARGUMENT = "num_replicas_per_worker"
 
 @dataclass(frozen=True)
 class Worker:
-    """The address, name and threads of a worker."""
+    """The address and name of a worker."""
 
     address: str
     name: str
-    num_threads: int
 
 
 def as_counts(wanted: ReplicasPerWorker) -> Counts:
@@ -48,7 +44,7 @@ def as_counts(wanted: ReplicasPerWorker) -> Counts:
         }
         if len(counts) < len(wanted):
             raise ArgumentError(f"{_OPERATION}: {_ARGUMENT} names one worker twice: {list(wanted)}; name it once")
-    elif _is_sequence(wanted):
+    elif is_list(wanted):
         counts = whole_numbers(_OPERATION, _ARGUMENT, wanted, at_least=0)
     else:
         return whole_number(_OPERATION, _ARGUMENT, wanted, at_least=1)
@@ -57,47 +53,37 @@ def as_counts(wanted: ReplicasPerWorker) -> Counts:
     return counts
 
 
-def _is_sequence(wanted: Any) -> bool:
-    return isinstance(wanted, (Sequence, np.ndarray)) and not isinstance(wanted, (str, bytes))
-
-
-def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
-    """Return the number of replicas of each worker.
+def num_replicas_on(workers: Sequence[Worker], counts: Counts | None) -> Sequence[int | None]:
+    """Return the number of replicas of each worker; None if it is not given.
 
     Raises
     ------
     ArgumentError
         A named worker does not exist, or there is not one number for each worker.
 
-    >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
+    >>> workers = [Worker("tcp://a:1", "alice"), Worker("tcp://b:1", "bob")]
     >>> num_replicas_on(workers, 1), num_replicas_on(workers, (2, 0)), num_replicas_on(workers, {"bob": 1})
     ([1, 1], [2, 0], [0, 1])
     """
-    if isinstance(counts, int):
-        numbers = [counts] * len(workers)
-    elif isinstance(counts, dict):
-        numbers = _by_name(workers, counts)
-    elif len(counts) == len(workers):
-        numbers = list(counts)
-    else:
+    if counts is None or isinstance(counts, int):
+        return [counts] * len(workers)
+    if isinstance(counts, dict):
+        return _by_name(workers, counts)
+    if len(counts) != len(workers):
         raise ArgumentError(
             f"{_OPERATION}: {_ARGUMENT} has {len(counts)} numbers, but there are {len(workers)} workers, in order "
             f"{names_of(workers)}. Give one for each, 0 for none, or name workers: {{{workers[0].name!r}: 1}}"
         )
-    return numbers
+    return list(counts)
 
 
 def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
-    places = places_of(workers)
     numbers = [0] * len(workers)
     names: dict[int, str] = {}
-    for name, number in counts.items():
-        place = places.get(name)
-        if place is None:
-            raise ArgumentError(
-                f"{_OPERATION}: {_ARGUMENT} names worker {name!r}, but there is none of that name or address; there "
-                f"are {names_of(workers)}"
-            )
+    said = f"{_OPERATION}: {_ARGUMENT} names"
+    for (name, number), place in zip(
+        counts.items(), places_of(workers, [(name, said) for name in counts]), strict=True
+    ):
         if place in names:
             raise ArgumentError(
                 f"{_OPERATION}: {_ARGUMENT} names one worker twice, as {names[place]!r} and {name!r}; name it once"
@@ -107,20 +93,31 @@ def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
     return numbers
 
 
-def places_of(workers: Sequence[Worker]) -> dict[str, int]:
-    """Return the position of each worker in a sequence, by its name and by its address.
+def places_of(workers: Sequence[Worker], names: Iterable[tuple[str, str]]) -> Iterator[int]:
+    """Yield the positions of workers in a sequence, each by its name or address and the start of a message about it.
 
-    >>> places_of([Worker("tcp://a:1", "alice", 2)])
-    {'alice': 0, 'tcp://a:1': 0}
+    Raises
+    ------
+    ArgumentError
+        There is no such worker.
+
+    >>> list(places_of([Worker("tcp://a:1", "alice")], [("alice", "one"), ("tcp://a:1", "another")]))
+    [0, 0]
     """
-    by_name = {worker.name: place for place, worker in enumerate(workers)}
-    return by_name | {worker.address: place for place, worker in enumerate(workers)}
+    places = {worker.name: place for place, worker in enumerate(workers)}
+    places |= {worker.address: place for place, worker in enumerate(workers)}
+    for name, said in names:
+        if name not in places:
+            raise ArgumentError(
+                f"{said} worker {name!r}, but there is none of that name or address; there are {names_of(workers)}"
+            )
+        yield places[name]
 
 
 def names_of(workers: Sequence[Worker]) -> str:
     """Return the names of workers as listed in messages.
 
-    >>> names_of([Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "tcp://b:1", 1)])
+    >>> names_of([Worker("tcp://a:1", "alice"), Worker("tcp://b:1", "tcp://b:1")])
     'alice (tcp://a:1), tcp://b:1'
     """
     return ", ".join(

@@ -48,8 +48,6 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         # (id of a client, token of its strategy) -> the addresses of the workers.
         self.used: dict[tuple[str, str], Sequence[str]] = {}
         self._scheduler = scheduler
-        # The checks for forgotten tasks that are under way; asyncio itself does not keep them.
-        self._mending: set[asyncio.Future[None]] = set()
         self.figures = dashboard_of(scheduler)
         scheduler.handlers[RELAY] = self._relay
 
@@ -62,9 +60,7 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         """Show a lost worker of a strategy on the dashboard, and begin tasks again that others have forgotten."""
         if any(worker in addresses for addresses in self.used.values()):
             self.figures.worker_lost(time.time(), worker)
-            mending = asyncio.ensure_future(self._begin_forgotten_tasks())
-            self._mending.add(mending)
-            mending.add_done_callback(self._mending.discard)
+            self._scheduler.loop.add_callback(self._begin_forgotten_tasks)
 
     async def _begin_forgotten_tasks(self) -> None:
         # Dask's workers forget a task, and the scheduler waits for it without end, if three messages arrive while a
@@ -72,14 +68,11 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         # is of no use any more.
         assigned = self._assigned()
         await asyncio.sleep(_FORGOTTEN_AFTER_S)
-        left = self._assigned()
-        asked = {worker for key, (worker, _) in left.items() if assigned.get(key) == left[key]}
+        left = assigned.items() & self._assigned().items()
+        asked = {worker for _, (worker, _) in left}
         known = dict(zip(asked, await asyncio.gather(*map(self._known_tasks, asked)), strict=True))
-        forgotten = {
-            key: "released"
-            for key, (worker, run) in self._assigned().items()
-            if assigned.get(key) == (worker, run) and key not in known.get(worker, (key,))
-        }
+        left &= self._assigned().items()
+        forgotten = {key: "released" for key, (worker, _) in left if key not in known[worker]}
         if forgotten:
             logger.warning("beginning %d tasks again that a worker has forgotten", len(forgotten))
             self._scheduler.transitions(forgotten, f"daskdist-forgotten-{time.time()}")
@@ -115,17 +108,17 @@ class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             other = await connect(worker, deserialize=False, **self._scheduler.connection_args)
         except OSError as error:
             return f"{type(error).__name__}: {error}"
-        ends: list[Any] = []
         try:
             await comm.write("OK")
-            ends += map(asyncio.ensure_future, (_pass_on(comm, other), _pass_on(other, comm)))
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.TaskGroup() as directions:
+                directions.create_task(_pass_on(comm, other))
+                directions.create_task(_pass_on(other, comm))
+        except* Exception:
+            # One of them has closed.
+            pass
         finally:
-            for end in ends:
-                end.cancel()
             comm.abort()
             other.abort()
-            await asyncio.gather(*ends, return_exceptions=True)
         return Status.dont_reply
 
 
