@@ -125,6 +125,20 @@ def test_nothing_is_kept_of_finished_steps(on_cluster):
     assert list(sizes.values()) == [(0, 1)] * 2
 
 
+def num_rendezvous(token, dask_worker):
+    return sum(own == token for own, _ in mailbox_of(dask_worker)._rendezvous)
+
+
+@pytest.mark.cluster
+def test_nothing_is_kept_of_the_collectives_of_a_lone_replica(client):
+    (worker, *_) = client.scheduler_info()["workers"]
+    with daskdist.MultiWorkerMirroredStrategy(client, daskdist.DeviceAssignment([(worker, "CPU:0")])) as strategy:
+        for _ in range(3):
+            strategy.local_results(strategy.run(reduced, args=(1.0,)))
+        token = internals_of(strategy).group.now.token
+        assert client.run(num_rendezvous, token, workers=[worker]) == {worker: 0}
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("size", [(2, 1), (1, 2), (2, 2)], ids=["elsewhere", "here", "here and elsewhere"])
 def test_a_waiting_replica_learns_that_the_strategy_is_closed(start_cluster, tmp_path, size):

@@ -533,6 +533,13 @@ def test_a_variable_cannot_be_used_by_another_strategy(two):
 
 
 @pytest.mark.cluster
+def test_replicas_know_whether_a_variable_is_trainable(on_cluster):
+    weights, steps = variable(on_cluster, 0.0), variable(on_cluster, 0, trainable=False)
+    known = on_cluster.local_results(on_cluster.run(lambda: (weights.trainable, steps.trainable)))
+    assert known == ((True, False),) * on_cluster.num_replicas_in_sync
+
+
+@pytest.mark.cluster
 def test_a_variable_on_a_worker_is_usable_by_replicas_only(on_cluster):
     made = variable(on_cluster, 0.0, name="weights")
     with pytest.raises(errors.ArgumentError, match="weights: used outside of its strategy"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
@@ -36,6 +35,8 @@ from daskdist.strategy.group import ReplicaGroup, Step, describe_error, lost_wor
 # The number of calls whose exit reasons are remembered.
 _MOST_OVER: Final = 1024
 _LOOK_AGAIN_S: Final = 0.02
+# The name of the mailbox among the extensions of its worker, which keep it for as long as the worker exists.
+_EXTENSION: Final = "daskdist-mailbox"
 
 
 class Mailbox:
@@ -302,14 +303,9 @@ class Mailbox:
         return answers[address]
 
 
-_mailboxes: weakref.WeakKeyDictionary[Worker, Mailbox] = weakref.WeakKeyDictionary()
-_lock: Final = threading.Lock()
-
-
 def mailbox_of(worker: Worker) -> Mailbox:
-    """Return the mailbox of a worker."""
-    with _lock:
-        mailbox = _mailboxes.get(worker)
-        if mailbox is None:
-            mailbox = _mailboxes[worker] = Mailbox(worker)
-        return mailbox
+    """Return the mailbox of a worker, created in the worker's event loop at the first use."""
+    mailbox: Mailbox | None = worker.extensions.get(_EXTENSION)
+    if mailbox is None:
+        mailbox = worker.extensions[_EXTENSION] = Mailbox(worker)
+    return mailbox

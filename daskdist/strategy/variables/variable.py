@@ -52,7 +52,7 @@ from daskdist.strategy.variables.replica_copy import (
 
 _MAKERS: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
 # The attributes of a variable that its pickle has.
-_SENT: Final = ("_key", "_token", "name", "synchronization", "aggregation", "_layout")
+_SENT: Final = ("_key", "_token", "name", "trainable", "synchronization", "aggregation", "_layout")
 _numbers: Final = itertools.count()
 
 

@@ -102,8 +102,7 @@ class ReplicaSlot:
     def leave(self, mailbox: Mailbox, step: int, error: BaseException | str | None) -> None:
         """Report to other replicas that the call is over, since they may wait for this one."""
         self.times.rest()
-        if self.num_replicas > 1:
-            mailbox.leave(self.token, step, self.number, error)
+        mailbox.leave(self.token, step, self.number, error)
 
 
 def call_once(arguments: Encoded, function: Callable[..., Any], *results: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -120,13 +119,10 @@ class StreamsOfWorker:
             steps.arrive(result)
 
 
-_streams: Final[weakref.WeakKeyDictionary[Worker, StreamsOfWorker]] = weakref.WeakKeyDictionary()
-
-
 def install(cross_replica: CrossReplica, dask_worker: Worker) -> None:
     """Register the handler of streams of steps on a worker; called in its event loop."""
-    if dask_worker not in _streams:
-        _streams[dask_worker] = StreamsOfWorker(dask_worker, cross_replica)
+    if _PLUGIN not in dask_worker.plugins:
+        StreamsOfWorker(dask_worker, cross_replica)
         _end_late_connections(dask_worker)
 
 
@@ -154,7 +150,8 @@ def _end_late_connections(worker: Worker) -> None:
 
 def steps_of(worker: Worker, token: str) -> StepsOnWorker:
     """Return the steps of a strategy on a worker."""
-    return _streams[worker].by_token[token]
+    streams: StreamsOfWorker = worker.plugins[_PLUGIN]
+    return streams.by_token[token]
 
 
 def result_in_memory(results: Sequence[Any], token: str, number: int, place: int) -> Any:
