@@ -58,7 +58,7 @@ from daskdist.execute.callers.choose import client_caller, local_caller
 from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array, to_dask_dataframe, to_delayed
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
-from daskdist.execute.resume.position import PipelineIdentity
+from daskdist.execute.resume.position import PipelineIdentity, StreamPosition
 from daskdist.execute.stream.local_iterator import (
     ElementIterator,
     Identity,
@@ -2098,12 +2098,11 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         return ElementIterator(
             self._caller,
             primitive,
-            begin_pass(self._node)[0],
+            StreamPosition(begin_pass(self._node)[0], drawn_seeds(self._node)),
             self._empty,
             options.memory_budget_bytes,
             Identity(
                 lambda: PipelineIdentity.of(self._current_node(), self._fingerprint, primitive),
-                drawn_seeds(self._node),
                 lambda seeds: plan(with_drawn(self._node, seeds)),
                 lambda epoch: note_pass(self._node, epoch),
             ),

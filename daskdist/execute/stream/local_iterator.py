@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import RLock
 from time import perf_counter
@@ -28,7 +28,6 @@ from daskdist.errors import ArgumentError, StackError, UserFunctionError
 from daskdist.execute.caller import Caller, LocalCaller
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
-from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
 from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, stats_of
 from daskdist.execute.stream.synchronized import synchronized
@@ -45,8 +44,6 @@ class Identity:
     ----------
     pipeline
         Returns the identity of the pipeline.
-    seeds
-        The seeds that its operations have drawn themselves.
     planned
         Returns its primitive for given seeds.
     note_pass
@@ -54,7 +51,6 @@ class Identity:
     """
 
     pipeline: Callable[[], PipelineIdentity]
-    seeds: list[int]
     planned: Callable[[list[int]], Primitive]
     note_pass: Callable[[Epoch], None]
 
@@ -70,8 +66,8 @@ class ElementIterator(Iterator[Any], Advised):
         Returns what makes the calls; closed at the end, or when the iterator is collected.
     primitive
         The primitive of the pipeline.
-    epoch
-        The pass: the order of a shuffle depends on it.
+    start
+        The position at which it begins; the order of a shuffle depends on its pass.
     empty
         Creates an element without rows, if the pipeline can have such elements.
     budget_bytes
@@ -93,7 +89,7 @@ class ElementIterator(Iterator[Any], Advised):
         self,
         make_caller: Callable[[], Caller],
         primitive: Primitive,
-        epoch: Epoch,
+        start: StreamPosition,
         empty: Callable[[], Any] | None = None,
         budget_bytes: int | None = None,
         identity: Identity | None = None,
@@ -105,11 +101,10 @@ class ElementIterator(Iterator[Any], Advised):
         self._budget_bytes = budget_bytes
         self._make_caller = make_caller
         self._primitive = primitive
-        self._epoch = epoch
         self._identity = identity or Identity(
-            lambda: PipelineIdentity("", ""), [], lambda seeds: primitive, lambda epoch: None
+            lambda: PipelineIdentity("", ""), lambda seeds: primitive, lambda epoch: None
         )
-        self._open(make_caller(), epoch)
+        self._open(make_caller(), start)
         self._empty = empty
         self._is_writable = is_writable
         self._reported_spec = reported_spec
@@ -124,13 +119,11 @@ class ElementIterator(Iterator[Any], Advised):
         self._interrupted_at: tuple[int, int] | dict[str, Any] | None = None
         self._lock = RLock()
 
-    def _open(self, caller: Caller, epoch: Epoch, start: tuple[Answers, int] | None = None) -> None:
+    def _open(self, caller: Caller, start: StreamPosition) -> None:
         interpreter = Interpreter(caller, budget_bytes=self._budget_bytes)
         # The caller is closed even if iteration never began.
         Finalizer(self, interpreter.close)
-        self._builder: BundleBuilder | None = BundleBuilder(
-            interpreter, self._primitive, epoch, start=start, empty=pooled_empty
-        )
+        self._builder: BundleBuilder | None = BundleBuilder(interpreter, self._primitive, start, empty=pooled_empty)
         self._interpreter, self._current = interpreter, _Current()
 
     def __next__(self) -> Any:
@@ -266,9 +259,7 @@ class ElementIterator(Iterator[Any], Advised):
         return self._state_at(*(self._interrupted_at or self._numbers()))
 
     def _state_at(self, num_elements: int, number: int) -> dict[str, Any]:
-        answers = self._interpreter.answers_at(num_elements)
-        position = StreamPosition(self._epoch, self._identity.seeds, num_elements, answers)
-        return state_of(self._identity.pipeline(), number, [position.as_plain(self._interpreter.caller)])
+        return state_of(self._identity.pipeline(), number, [self._interpreter.position_at(num_elements)])
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -291,13 +282,12 @@ class ElementIterator(Iterator[Any], Advised):
         if caller is None:
             self._interpreter.close()
             caller = self._make_caller()
-        if position.seeds != self._identity.seeds:
+        if position.seeds != self._builder.start.seeds:  # type: ignore[union-attr]
             # Operations without a given seed drew their own, which the position replaces.
-            self._identity = replace(self._identity, seeds=position.seeds)
             self._primitive = self._identity.planned(position.seeds)
-        self._open(caller, position.epoch, (position.answers, position.num_elements))
-        self._epoch, self._number, self._num_passed = position.epoch, state["number"], position.num_elements
-        self._identity.note_pass(self._epoch)
+        self._open(caller, position)
+        self._number, self._num_passed = state["number"], position.num_elements
+        self._identity.note_pass(position.epoch)
 
     def _check_open(self, operation: str) -> None:
         if self._builder is None:
@@ -433,7 +423,7 @@ def _is_contiguous(lane: Lane, places: Any) -> bool:
 
 def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIterator:
     """Return an iterator over the elements of a pipeline in one iteration, which no operation counts as a pass."""
-    return ElementIterator(lambda: caller, primitive, (iteration,))
+    return ElementIterator(lambda: caller, primitive, StreamPosition((iteration,), []))
 
 
 def first_elements(primitive: Primitive, number: int) -> list[Any]:
@@ -466,29 +456,26 @@ def good_elements(elements: Iterator[Any], number: int) -> Iterator[Any]:
 
 def rows_of(primitive: Primitive, caller: Caller | None = None, epoch: Epoch = (0,)) -> Iterator[Rows]:
     """Yield the elements as rows, computed by a caller, or in this thread if None; the caller is closed at the end."""
-    return rows_by(Interpreter(caller or Synchronous()), primitive, epoch)
+    return rows_by(Interpreter(caller or Synchronous()), primitive, StreamPosition(epoch, []))
 
 
 def rows_by(
     interpreter: Interpreter,
     primitive: Primitive,
-    epoch: Epoch,
+    start: StreamPosition,
     empty: Callable[[], tuple[Structure, Leaves]] | None = None,
-    start: tuple[Answers, int] | None = None,
 ) -> Iterator[Rows]:
     """Yield the elements of a pass as rows; the interpreter is closed at the end.
 
     Parameters
     ----------
-    interpreter, primitive, epoch
-        The interpreter, the primitive that it runs, and the pass.
+    interpreter, primitive, start
+        The interpreter, the primitive that it runs, and the position at which the pass begins.
     empty
         Creates an element without rows, if the pipeline can have such elements; if None they are left out.
-    start
-        The answers of a position and its number of elements, after which the pass continues.
     """
     try:
-        builder, caller = BundleBuilder(interpreter, primitive, epoch, start=start), interpreter.caller
+        builder, caller = BundleBuilder(interpreter, primitive, start), interpreter.caller
         for bundle in builder:
             (lane,) = bundle.lanes
             places = [place for place in lane.places if place >= 0]

@@ -25,7 +25,6 @@ from daskdist.display.step_times import StepTimes, WorkerTimes
 from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, RepeatedLossError, UserFunctionError
 from daskdist.execute.caller import LocalCaller
 from daskdist.execute.resume.position import StreamPosition
-from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, logger, stats_of
 from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
@@ -39,7 +38,6 @@ from daskdist.ops.with_options import merged_options
 from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.input.device_staging import HostSteps, ahead_of
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pass_position import seeds_of
 from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
@@ -97,7 +95,8 @@ class DistributedIterator(Advised):
         self._puts_on_devices = options.fetch_to_device and not all(device.is_host for device in self._devices)
         # The earlier parts of the pass, divided otherwise than the rest.
         self._sections: list[PassSection] = []
-        self._open(pipelines, epochs, [None] * len(pipelines))
+        seeds = [pipeline.seeds for pipeline in pipelines]
+        self._open(pipelines, list(map(StreamPosition, epochs, seeds)))
         self._skips_empty = any(merged_options(pipeline.node).last_batch == "skip_empty" for pipeline in pipelines)
         # The steps that are read ahead for copies to devices, from the first step on.
         self._host_steps: HostSteps | None = None
@@ -118,9 +117,7 @@ class DistributedIterator(Advised):
         # Ends the caller's threads when it is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
-    def _open(
-        self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], starts: Sequence[tuple[Answers, int] | None]
-    ) -> None:
+    def _open(self, pipelines: Sequence[Pipeline], starts: Sequence[StreamPosition]) -> None:
         devices, options = self._devices, self._options
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Memory pinned for one device of a kind serves all devices of that kind.
@@ -128,9 +125,8 @@ class DistributedIterator(Advised):
         fails_by_replica = self._feed.source.share_out is None and not self._feed.drops_uneven
         feeds: list[PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
-        self._pipelines, self._epochs = pipelines, epochs
         self._nodes = [pipeline.node for pipeline in pipelines]
-        for pipeline, epoch, start in zip(pipelines, epochs, starts, strict=True):
+        for pipeline, start in zip(pipelines, starts, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
             first = sum(num_lanes[: len(feeds)])
@@ -144,16 +140,15 @@ class DistributedIterator(Advised):
             builder = BundleBuilder(
                 interpreter,
                 primitive,
-                epoch,
+                start,
                 pipeline.consumers,
-                start=start,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else local_empty,
                 device_gathers=gathers,
                 as_views=self._is_here and not is_pinned,
             )
-            feeds.append(PipelineCursor(builder, self._caller, 0 if start is None else start[1]))
+            feeds.append(PipelineCursor(builder))
         # The numbers of rows of a step without known ones.
         self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
         self._feeds = JointCursor(feeds, drops_uneven=self._feed.drops_uneven, fails_by_replica=fails_by_replica)
@@ -413,14 +408,9 @@ class DistributedIterator(Advised):
             return self._state(*numbers)
 
     def _state(self, handed_out: HandedOut, num_steps: int, done: frozenset[int]) -> dict[str, Any]:
-        positions = []
-        for epoch, seeds, num_elements, interpreter in zip(
-            self._epochs, seeds_of(self._pipelines), handed_out, self._interpreters, strict=True
-        ):
-            positions.append(StreamPosition(epoch, seeds, num_elements, interpreter.answers_at(num_elements)))
-        caller = self._interpreters[0].caller
-        plain = [position.as_plain(caller) for position in positions]
-        return self._feed.source.state(plain, self._sections, num_steps, done, is_over=self._is_over)
+        streams = zip(self._interpreters, handed_out, strict=True)
+        positions = [interpreter.position_at(num_elements) for interpreter, num_elements in streams]
+        return self._feed.source.state(positions, self._sections, num_steps, done, is_over=self._is_over)
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -454,9 +444,8 @@ class DistributedIterator(Advised):
         else:
             self._feeds.close()
         self._num_steps, self._is_over = num_steps, is_over
-        starts = [(position.answers, position.num_elements) for position in positions]
         try:
-            self._open(pipelines, [position.epoch for position in positions], starts)
+            self._open(pipelines, positions)
         except Exception as error:
             # Some pipelines may be open, and others not.
             self._fail(error)

@@ -18,7 +18,7 @@ from daskdist.passes.fingerprint import fingerprint
 from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rest_of_pass import PassLayout, PassSection, final_batch, rest_of, with_batch_size
-from daskdist.passes.seed import drawn_seeds, with_drawn
+from daskdist.passes.seed import with_drawn
 from daskdist.sharding import Decision
 from daskdist.strategy.input.on_worker import CREATES_ANOTHER, OnWorker
 from daskdist.strategy.input.pipeline import Pipeline
@@ -220,7 +220,7 @@ class PassSource:
         pipeline, path = self._rest(sections, self.layout)
         answers = Answers()
         for number, position in enumerate(positions):
-            answers.add(position.answers, (*path, number))
+            answers.add(position.answers or Answers(), (*path, number))
         return sections, [pipeline], [StreamPosition((0,), [], 0, answers)]
 
     def _rest(self, sections: Sequence[PassSection], layout: PassLayout) -> tuple[Pipeline, Any]:
@@ -273,17 +273,8 @@ def _split_bytes(nodes: Sequence[Node | None]) -> int:
 
 def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
     # A replica does not have all pipelines of the others.
-    if pipeline.node is None or position.seeds == _drawn(pipeline.node):
+    if pipeline.node is None or position.seeds == pipeline.seeds:
         return pipeline
     if isinstance(pipeline.node, OnWorker):
         return replace(pipeline, node=replace(pipeline.node, seeds=tuple(position.seeds)))
     return replace(pipeline, node=with_drawn(pipeline.node, position.seeds))
-
-
-def _drawn(node: Node) -> list[int]:
-    return list(node.seeds or node.known.seeds) if isinstance(node, OnWorker) else drawn_seeds(node)
-
-
-def seeds_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
-    """Return the seeds that the operations of each pipeline have drawn because none was given."""
-    return [[] if pipeline.rest is not None else _drawn(pipeline.node) for pipeline in pipelines]

@@ -21,7 +21,9 @@ from daskdist.ops.split_batches import SplitBatches, num_pieces_with_rows
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
 from daskdist.passes.plan import plan
+from daskdist.passes.seed import drawn_seeds
 from daskdist.strategy.group import Replica
+from daskdist.strategy.input.on_worker import OnWorker
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Pipeline:
     def primitive(self) -> Primitive:
         """The primitive that the pipeline is lowered to."""
         return plan(self.node) if self.rest is None else self.rest
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that its operations have drawn because none was given; none of the rest of a pass."""
+        node = self.node
+        if self.rest is not None:
+            return []
+        return list(node.seeds or node.known.seeds) if isinstance(node, OnWorker) else drawn_seeds(node)
 
     @property
     def budget_bytes(self) -> int | None:

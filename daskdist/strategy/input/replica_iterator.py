@@ -17,14 +17,11 @@ import optree
 from daskdist.core.block import PartlyFailed, writable_element
 from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.failed_element import FailedElement, must_raise
-from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.synchronous import Synchronous
-from daskdist.execute.resume.position import StreamPosition
-from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
@@ -33,7 +30,6 @@ from daskdist.strategy.collectives.operations import Collect
 from daskdist.strategy.collectives.step_counts import AskSteps, PeerPipelines, StepCounts
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import ahead_of
-from daskdist.strategy.input.pass_position import seeds_of
 from daskdist.strategy.input.replica_plans import (
     DatasetArgument,
     ReplicaPlan,
@@ -472,10 +468,8 @@ class PassReaders:
         number = 0 if is_first and self._resumed.sections else self._plan.number  # type: ignore[union-attr]
         if progress.shared_pass is not None:
             return number, progress.shared_pass.position(num_taken)
-        if is_first:
-            return number, self._resumed.read_plan.positions[0].as_plain(Synchronous())  # type: ignore[union-attr]
-        epoch, (seeds,) = later(self._read_plan.epochs[0], iteration), seeds_of([self._read_plan.pipeline])
-        return number, StreamPosition(epoch, seeds, 0, Answers()).as_plain(Synchronous())
+        read_plan = self._resumed.read_plan if is_first else self._read_plan  # type: ignore[union-attr]
+        return number, read_plan.start(0, iteration).as_plain(Synchronous())
 
     def state(self, parts: Sequence[StatePart]) -> dict[str, Any]:
         """Return the state of the iterators of all replicas.

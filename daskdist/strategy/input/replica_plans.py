@@ -391,7 +391,7 @@ def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> Resumed
         # The same operations have the same numbers in all pipelines.
         epochs = epochs[:1] * len(source.pipelines)
     if sections:
-        read_plan = replace(read_plan, pipeline=pipelines[0], others=(), epochs=(positions[0].epoch,))
+        read_plan = replace(read_plan, pipeline=pipelines[0], others=())
         first_replica = 0
     else:
         numbers = [plan.number, *[number for number in range(len(pipelines)) if number != plan.number]]
@@ -400,12 +400,7 @@ def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> Resumed
             for number, other in zip(numbers[1:], read_plan.others, strict=True)
         ]
         positions = [positions[number] for number in numbers]
-        read_plan = replace(
-            read_plan,
-            pipeline=pipelines[plan.number],
-            others=tuple(others),
-            epochs=tuple([position.epoch for position in positions]),
-        )
+        read_plan = replace(read_plan, pipeline=pipelines[plan.number], others=tuple(others))
         first_replica = plan.first_replica
     done = frozenset([replica - first_replica for replica in position.done])
     read_plan = replace(read_plan, positions=tuple(positions), done=done)

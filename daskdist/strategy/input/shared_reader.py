@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,13 @@ class SharedReadPlan:
     positions: tuple[StreamPosition, ...] = ()
     done: frozenset[int] = frozenset()
 
+    def start(self, number: int, iteration: int) -> StreamPosition:
+        """Return the position at which a pass of the call begins in the pipeline, 0, or another one, from 1."""
+        if self.positions:
+            return self.positions[number]
+        pipeline: Any = (self.pipeline, *self.others)[number]
+        return StreamPosition(later(self.epochs[number], iteration), pipeline.seeds)
+
     @property
     def first_step(self) -> int:
         """The number of the step with which the pass continues, counting those in which no replica has rows."""
@@ -147,14 +155,13 @@ class SharedPass:
         self._woken: set[int] = set()
         self._reader = PipelineReader(
             plan.pipeline,
-            later(plan.epochs[0], iteration),
+            plan.start(0, iteration),
             set(self._queues),
             is_alone=plan.is_alone,
             num_steps_ahead=plan.num_steps_ahead,
             fetch=plan.fetch,
             empty=plan.empty,
             devices=plan.devices,
-            start=plan.positions[0] if plan.positions else None,
         )
         self._other_steps: list[Cuts | CountedSteps | RemoteSteps] | None = None
         self._first_step = self._num_steps = plan.first_step
@@ -184,8 +191,7 @@ class SharedPass:
         """Return the position of the pipeline, as plain data, after some steps that each replica got."""
         with self._lock:
             num_without_rows = sum(number for first, number in self._without_rows if first < num_steps)
-            position = self._reader.position(num_steps + num_without_rows)
-            return position.as_plain(self._reader.caller)
+            return self._reader.position(num_steps + num_without_rows)
 
     @property
     def num_bytes_for_late(self) -> int:
@@ -397,20 +403,15 @@ class SharedPass:
 
     def _steps_of_others(self) -> list[Cuts | CountedSteps | RemoteSteps]:
         if self._other_steps is None:
-            plan = self._plan
-            starts = plan.positions[1:] or [None] * len(plan.others)
-            self._other_steps = list(map(self._make_steps, plan.others, plan.epochs[1:], starts))
+            self._other_steps = list(map(self._make_steps, self._plan.others, itertools.count(1)))
         return self._other_steps
 
-    def _make_steps(
-        self, other: Cuts | Pipeline | RemotePipeline, epoch: Epoch, start: StreamPosition | None
-    ) -> Cuts | CountedSteps | RemoteSteps:
+    def _make_steps(self, other: Cuts | Pipeline | RemotePipeline, number: int) -> Cuts | CountedSteps | RemoteSteps:
         plan = self._plan
         if isinstance(other, Cuts):
             return other
         if isinstance(other, Pipeline):
-            which = later(epoch, self._iteration), plan.fetch, start
-            return CountedSteps(other, *which, first_step=self._first_step)
+            return CountedSteps(other, plan.start(number, self._iteration), plan.fetch, self._first_step)
         if plan.peers is None:
             raise ArgumentError(f"no worker can be asked about the pipeline of {other.worker} here")
         return RemoteSteps(other, self._iteration, plan.peers)
