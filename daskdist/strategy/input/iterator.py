@@ -35,6 +35,7 @@ from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
+from daskdist.passes.numbering import note_pass
 from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.input.device_staging import HostSteps, ahead_of
 from daskdist.strategy.input.options import InputOptions
@@ -434,8 +435,7 @@ class DistributedIterator(Advised):
 
     def _continue_from(self, state: dict[str, Any], *, with_new_caller: bool = False) -> None:
         source = self._feed.source
-        sections, section, positions, num_steps, is_over, done = source.position_of(state)
-        self._sections, pipelines, positions = source.pipelines_at(sections, section, positions)
+        self._sections, pipelines, positions, epochs, num_steps, is_over, done = source.position_of(state)
         if with_new_caller:
             self._close()
             self._ahead = self._host_steps = self._failure = self._interrupted_at = None
@@ -452,7 +452,9 @@ class DistributedIterator(Advised):
             raise
         self._feeds.done = done
         self._handed_out = self._feeds.handed_out()
-        source.note_pass((self._sections or [section])[0])
+        # Later passes get other numbers.
+        for pipeline, epoch in zip(source.pipelines, epochs, strict=True):
+            note_pass(pipeline.node, epoch)
         if self._is_over:
             self._close()
 

@@ -30,10 +30,10 @@ from daskdist.strategy.collectives.operations import Collect
 from daskdist.strategy.collectives.step_counts import AskSteps, PeerPipelines, StepCounts
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import ahead_of
+from daskdist.strategy.input.pass_position import PassPosition
 from daskdist.strategy.input.replica_plans import (
     DatasetArgument,
     ReplicaPlan,
-    ResumedPass,
     in_pass,
     pinned,
     resumed,
@@ -304,7 +304,7 @@ def _elements(
 ) -> Iterator[Any]:
     # This is not a method, as a generator with a reference to the iterator would delay its release.
     structure: Structure = plan.spec.structure
-    is_writable = bool(merged_options(reader.node).writable)
+    is_writable = bool(merged_options(reader.plan.pipeline.node).writable)
     # Keep no reference to a part longer than needed.
     progress.shared_pass = reader.begin(lane, iteration)
     parts = progress.shared_pass.parts(lane)
@@ -420,15 +420,17 @@ class PassReaders:
         self._replica = replica
         self._number = number
         self._peers = peers
-        self._resumed: ResumedPass | None = None
-        self._first: SharedReader | None = None
-        self._later = self._shared(token, plan.number, read_plan)
+        # The position from which the first pass continues, and that pass, unless the call begins with a whole one.
+        self._resumed: PassPosition | None = None
+        self._first = self._later = self._shared(token, read_plan, plan.first_replica)
 
-    def _shared(self, token: str, number: int, read_plan: SharedReadPlan) -> SharedReader:
+    def _shared(self, token: str, read_plan: SharedReadPlan, first_replica: int) -> tuple[SharedReader, int]:
+        # Return a reader, and the replica's place among those that it serves.
+        number = self._plan.number
         if self._peers is not None:
             read_plan = replace(read_plan, peers=self._peers(token, number))
-        device = named(self._replica.device)
-        return shared_reader(token, self._replica.worker, number, pinned(self._plan, read_plan, [device]))
+        read_plan = pinned(self._plan, read_plan, [named(self._replica.device)])
+        return shared_reader(token, self._replica.worker, number, read_plan), self._number - first_replica
 
     @property
     def is_resumed(self) -> bool:
@@ -437,23 +439,21 @@ class PassReaders:
 
     def of_pass(self, iteration: int) -> tuple[SharedReader, int]:
         """Return the reader for a pass of the call, and the replica's place among those that it serves."""
-        if iteration or self._first is None or self._resumed is None:
-            return self._later, self._number - self._plan.first_replica
-        return self._first, self._number - self._resumed.first_replica
+        return self._later if iteration else self._first
 
     def resume(self, state: Any) -> bool:
         """Continue from a position; return whether it is at the end of its pass."""
-        resumed_pass = resumed(self._plan, self._read_plan, state)
+        plan, (before, lane) = self._plan, self._later
+        position = plan.source.position_of(state)
+        first_pass = resumed(plan, self._read_plan, position)
         # All replicas of this process that load the same state share readers.
         token = f"{self._token}.{hashlib.sha256(state['position'].encode()).hexdigest()[:16]}"
-        number = 0 if resumed_pass.sections else self._plan.number
-        before = self._later
-        self._first = self._shared(f"{token}.first", number, resumed_pass.read_plan)
-        self._read_plan = replace(self._read_plan, epochs=in_pass(self._plan, resumed_pass.epochs).epochs)
-        self._later = self._shared(token, self._plan.number, self._read_plan)
-        self._resumed = resumed_pass
-        before.leave(self._number - self._plan.first_replica)
-        return resumed_pass.is_over
+        self._first = self._shared(f"{token}.first", *first_pass)
+        read_plan = replace(self._read_plan, epochs=in_pass(plan, position.epochs).epochs)
+        self._later = self._shared(token, read_plan, plan.first_replica)
+        self._resumed = position
+        before.leave(lane)
+        return position.is_over
 
     def num_steps_before(self, iteration: int) -> int:
         """Return the number of steps of a pass that were taken before this call."""
@@ -461,15 +461,13 @@ class PassReaders:
 
     def position(self, iteration: int, progress: _Progress, num_taken: int) -> tuple[int, list[Any]] | None:
         """Return the pipeline and its position after some steps of this call; None if another replica returns them."""
-        _, lane = self.of_pass(iteration)
+        reader, lane = self.of_pass(iteration)
         if lane:
             return None
-        is_first = self._resumed is not None and not iteration
-        number = 0 if is_first and self._resumed.sections else self._plan.number  # type: ignore[union-attr]
-        if progress.shared_pass is not None:
-            return number, progress.shared_pass.position(num_taken)
-        read_plan = self._resumed.read_plan if is_first else self._read_plan  # type: ignore[union-attr]
-        return number, read_plan.start(0, iteration).as_plain(Synchronous())
+        shared_pass = progress.shared_pass
+        start = reader.plan.start(0, iteration)
+        at = start.as_plain(Synchronous()) if shared_pass is None else shared_pass.position(num_taken)
+        return self._plan.number, at
 
     def state(self, parts: Sequence[StatePart]) -> dict[str, Any]:
         """Return the state of the iterators of all replicas.
@@ -506,7 +504,7 @@ class PassReaders:
             reader.leave(lane)
 
     def _all(self) -> list[tuple[SharedReader, int]]:
-        return list(dict(map(self.of_pass, (0, 1))).items())
+        return list(dict.fromkeys((self._first, self._later)))
 
 
 class WorkerServices(NamedTuple):

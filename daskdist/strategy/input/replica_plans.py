@@ -27,7 +27,6 @@ from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import Options, WithOptions, comes_in_any_order, merged_options
 from daskdist.passes.autoshard import read_by
-from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.collectives.step_counts import RemotePipeline
 from daskdist.strategy.input.dataset import (
     DistributedDataset,
@@ -41,7 +40,7 @@ from daskdist.strategy.input.device_maps import DeviceMaps
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pass_position import PassSource
+from daskdist.strategy.input.pass_position import PassPosition, PassSource
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.input.shared_reader import SharedReader, SharedReadPlan
@@ -94,6 +93,11 @@ class ReplicaPlan:
     options: InputOptions
     maps: DeviceMaps
     source: PassSource
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of their input pipeline, and of the others, in the order of the plan to read them."""
+        return sorted(range(1 + len(self.read_plan.others)), key=lambda number: number != self.number)
 
     @cached_property
     def no_rows(self) -> list[Any]:
@@ -331,9 +335,7 @@ def _spec_of_one(element_spec: Any) -> Any:
 
 def in_pass(plan: ReplicaPlan, epochs: Sequence[Epoch]) -> SharedReadPlan:
     """Return the plan for a pass, given the numbers of the pass for each pipeline."""
-    epoch_of_plan = epochs[plan.number]
-    others = [epoch for number, epoch in enumerate(epochs) if number != plan.number]
-    return replace(plan.read_plan, epochs=(epoch_of_plan, *others))
+    return replace(plan.read_plan, epochs=tuple([epochs[number] for number in plan.numbers]))
 
 
 def pinned(plan: ReplicaPlan, read_plan: SharedReadPlan, devices: Sequence[Device]) -> SharedReadPlan:
@@ -344,67 +346,21 @@ def pinned(plan: ReplicaPlan, read_plan: SharedReadPlan, devices: Sequence[Devic
     return replace(read_plan, empty=pinned_empty(first))
 
 
-class ResumedPass(NamedTuple):
-    """The way in which replicas continue from a position in a pass.
-
-    Parameters
-    ----------
-    read_plan
-        The plan of the rest of the pass.
-    first_replica
-        The first replica that its pipeline serves.
-    epochs
-        The numbers of the pass, for each input pipeline of the plan that later passes follow.
-    sections
-        The earlier sections of the pass, which were divided otherwise.
-    num_steps
-        The number of steps that were taken.
-    done
-        The replicas whose elements of the next step were handed out or have failed, see `PassPosition`.
-    is_over
-        Whether the pass is over.
-    """
-
-    read_plan: SharedReadPlan
-    first_replica: int
-    epochs: list[Epoch]
-    sections: list[PassSection]
-    num_steps: int
-    done: frozenset[int]
-    is_over: bool
-
-
-def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> ResumedPass:
-    """Return how the replicas of a pipeline continue from a state of any iterator over the same distributed dataset.
-
-    Raises
-    ------
-    ArgumentError
-        The state is of another dataset or version, or damaged.
-    """
-    source = plan.source
-    position = source.position_of(state)
-    sections, pipelines, positions = source.pipelines_at(position.sections, position.section, position.positions)
-    (first, *_) = [*sections, position.section]
-    epochs = [epoch for epoch, *_ in first.positions]
-    if len(epochs) != len(source.pipelines):
-        # The same operations have the same numbers in all pipelines.
-        epochs = epochs[:1] * len(source.pipelines)
-    if sections:
-        read_plan = replace(read_plan, pipeline=pipelines[0], others=())
-        first_replica = 0
+def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, position: PassPosition) -> tuple[SharedReadPlan, int]:
+    """Return the plan of the rest of a pass, and the first replica that its pipeline serves."""
+    pipelines = position.pipelines
+    if position.sections:
+        read_plan, numbers, first_replica = replace(read_plan, pipeline=pipelines[0], others=()), [0], 0
     else:
-        numbers = [plan.number, *[number for number in range(len(pipelines)) if number != plan.number]]
+        numbers, first_replica = plan.numbers, plan.first_replica
         others = [
             pipelines[number] if isinstance(other, Pipeline) else other
             for number, other in zip(numbers[1:], read_plan.others, strict=True)
         ]
-        positions = [positions[number] for number in numbers]
         read_plan = replace(read_plan, pipeline=pipelines[plan.number], others=tuple(others))
-        first_replica = plan.first_replica
+    positions = tuple([position.positions[number] for number in numbers])
     done = frozenset([replica - first_replica for replica in position.done])
-    read_plan = replace(read_plan, positions=tuple(positions), done=done)
-    return ResumedPass(read_plan, first_replica, epochs, sections, position.num_steps, position.done, position.is_over)
+    return replace(read_plan, positions=positions, done=done), first_replica
 
 
 def shared_reader(token: str, worker: str | None, number: int, read_plan: SharedReadPlan) -> SharedReader:

@@ -460,8 +460,7 @@ class SharedReader:
     """
 
     def __init__(self, plan: SharedReadPlan, lanes: Iterable[int]) -> None:
-        self._plan = plan
-        self.node = plan.pipeline.node
+        self.plan = plan
         self._present = set(lanes)
         self._num_lanes = len(self._present)
         self._passes: dict[int, SharedPass] = {}
@@ -475,7 +474,7 @@ class SharedReader:
             if shared_pass is not None and shared_pass.begin(lane):
                 return shared_pass
             is_shared = shared_pass is None and len(self._passes) < _MOST_PASSES
-            new_pass = SharedPass(self._plan, iteration, self._present if is_shared else {lane})
+            new_pass = SharedPass(self.plan, iteration, self._present if is_shared else {lane})
             new_pass.begin(lane)
             if is_shared:
                 self._passes[iteration] = new_pass
@@ -493,7 +492,7 @@ class SharedReader:
             for shared_pass in self._passes.values():
                 shared_pass.leave(lane)
             self._drop_done()
-        peers = self._plan.peers
+        peers = self.plan.peers
         if peers is not None:
             peers.step_counts.leave(peers.key, lane, self._num_lanes)
 
