@@ -34,7 +34,7 @@ from daskdist.execute.callers.choose import NeverRun
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.calls.local_backend import NoRecovery, NoWorkers
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.input.input_backend import LocalInput
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.strategy import Strategy
 
 
@@ -147,7 +147,7 @@ class StubStrategy(Strategy):
         super().__init__(ReplicaGroup("stub", replicas), self.counting, StubInput(self.counting))
 
 
-class StubInput(LocalInput):
+class StubInput(InputBackend):
     """Datasets that are read by the stub."""
 
     def __init__(self, counting: Counting) -> None:

@@ -14,7 +14,7 @@ from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.input.input_backend import LocalInput
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.values.device_arrays import put_on
@@ -191,4 +191,4 @@ class CrossReplicaStrategy(Strategy):
         # All replicas are called on this replica's device, as this worker may lack the devices of the others.
         places = (replica,) * len(group.replicas)
         backend = _CrossReplicaBackend(weakref.ref(self), places, VariableStore(group.token))
-        super().__init__(group, backend, LocalInput(), _MergeCallsOnWorker(backend, replica, number, local_store))
+        super().__init__(group, backend, InputBackend(), _MergeCallsOnWorker(backend, replica, number, local_store))

@@ -29,7 +29,7 @@ from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placi
 from daskdist.ops.read_files import ReadFiles
 from daskdist.storage.locations import Addresses, Locations
 from daskdist.strategy.input.device_staging import copy_stats_on_worker
-from daskdist.strategy.input.input_backend import PipelineDataset
+from daskdist.strategy.input.input_backend import InputBackend, PipelineDataset
 from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, make_on_worker, summary_on_worker
 from daskdist.strategy.input.options import InputContext
 
@@ -37,7 +37,7 @@ from daskdist.strategy.input.options import InputContext
 _MOST_TRANSFERS: Final = 10_000
 
 
-class ClusterInput:
+class ClusterInput(InputBackend):
     """Datasets that are read on the workers of a cluster."""
 
     def __init__(self, submit: Submit, token: str) -> None:
