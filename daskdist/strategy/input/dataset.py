@@ -5,20 +5,15 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from daskdist.cached_property import cached_property
 from daskdist.core.cardinality import UNKNOWN, counted
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch
 from daskdist.core.spec import (
-    AnyRankSpec,
     DatasetSpec,
-    PerReplicaSpec,
     RaggedTensorSpec,
-    SpecUnknown,
     TensorSpec,
 )
 from daskdist.dataset import Dataset, spec_by
@@ -42,7 +37,7 @@ from daskdist.strategy.input.device_maps import SuppliedDataset
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pass_position import PassSource
-from daskdist.strategy.input.pipeline import Pipeline, num_steps, pipelines_of, shares_of
+from daskdist.strategy.input.pipeline import Pipeline, pipelines_of, shares_of
 from daskdist.strategy.input.progress_steps import ProgressSteps
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
@@ -97,7 +92,6 @@ class DistributedDataset:
             self._code_of_feed = self._code_tokens()
             self._last_feed = self._make_feed()
             self._plans = None
-            self.__dict__.pop("_known_element_spec", None)
             self._fed_replicas = replicas
         return self._last_feed
 
@@ -114,14 +108,9 @@ class DistributedDataset:
     def _iterator(self, epochs_of: Callable[[ReplicaFeed], list[Epoch]]) -> DistributedIterator:
         check_in_program("iter")
         feed = self._feed_for_pass()
-        iterator = DistributedIterator(
-            self._strategy, feed, epochs_of(feed), self._known_element_spec, self._options, self._after_loss
-        )
+        iterator = DistributedIterator(self._strategy, feed, epochs_of(feed), self._options, lambda: self._feed)
         internals_of(self._strategy).backend.note_iterator(iterator)
         return iterator
-
-    def _after_loss(self) -> tuple[ReplicaFeed, Any]:
-        return self._feed, self._known_element_spec
 
     def progress(self, title: str = "") -> ProgressSteps:
         """Return the steps of one pass, with progress shown on standard error.
@@ -166,29 +155,7 @@ class DistributedDataset:
         SpecUnknown
             A function that replicas call on their devices cannot be called here.
         """
-        num_replicas = self._strategy.num_replicas_in_sync
-        spec = self._feed.spec
-        if num_replicas > 1:
-            spec = spec.with_leaves(list(map(self._piece, spec.leaves)))
-        spec = self._feed.maps[0].spec_after(spec)
-        if num_replicas == 1:
-            return spec.packed
-        return spec.structure.pack([PerReplicaSpec(*[leaf] * num_replicas) for leaf in spec.leaves])
-
-    def _piece(self, leaf: TensorSpec) -> TensorSpec:
-        # The spec of one replica's part. A replica without a scalar in a step gets an empty array.
-        if not leaf.shape:
-            return leaf if self._feed.length(1) else AnyRankSpec(dtype=leaf.dtype, name=leaf.name)
-        return replace(leaf, shape=(self._feed.length(leaf.shape[0]), *leaf.shape[1:]))
-
-    @cached_property
-    def _known_element_spec(self) -> Any:
-        """The `element_spec`; None if it is not known before there are elements."""
-        # Cached: it may call the replicas' functions with samples.
-        try:
-            return self.element_spec
-        except SpecUnknown:
-            return None
+        return self._feed.element_spec
 
     def cardinality(self) -> int:
         """Return the number of steps; `UNKNOWN` (-2) or `INFINITE` (-1) otherwise.
@@ -264,7 +231,7 @@ class DistributedDataset:
 
     def __repr__(self) -> str:
         replicas = counted(self._strategy.num_replicas_in_sync, "replica")
-        return f"<DistributedDataset over {replicas}: {self._known_element_spec}>"
+        return f"<DistributedDataset over {replicas}: {self._last_feed.known_element_spec}>"
 
     # Hidden from type checkers, for which `__getattr__` would make all names valid.
     if not TYPE_CHECKING:
@@ -311,11 +278,6 @@ def plans_of_feed(dataset: DistributedDataset, make: Callable[[], Any]) -> Any:
     if dataset._plans is None:
         dataset._plans = make()
     return dataset._plans
-
-
-def known_element_spec(dataset: DistributedDataset) -> Any:
-    """Return the ``element_spec`` of a dataset; None if it is not known before there are elements."""
-    return dataset._known_element_spec
 
 
 def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
@@ -371,18 +333,10 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
     if len(workers) > 1:
         _log_once(strategy, node, sharding)
 
-    def length(num_rows: int | None) -> int | None:
-        is_even = len(workers) == 1 and num_rows is not None and num_rows % len(consumers) == 0
-        return (num_rows or 0) // len(consumers) if is_even else None
-
-    def cardinality() -> int:
-        return num_steps(pipelines, drops_uneven=bool(dataset_options.drop_uneven))
-
     return ReplicaFeed(
         pipelines,
         spec,
-        length,
-        cardinality,
+        len(consumers) if len(workers) == 1 else None,
         lambda: internals_of(strategy).input.reader(dataset),
         bool(dataset_options.drop_uneven),
         sharding,

@@ -8,7 +8,7 @@ from typing import Any
 
 from dask.base import tokenize
 
-from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.reach import all_from
 from daskdist.core.node import Node, counting
@@ -23,7 +23,7 @@ from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.input.pass_position import PassSource
-from daskdist.strategy.input.pipeline import Pipeline
+from daskdist.strategy.input.pipeline import Pipeline, num_steps
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 
@@ -60,13 +60,11 @@ def _make_feed(
         for dataset, worker, consumers in zip(datasets, workers, served, strict=True)
     ]
     drops_uneven = any(dataset.summary.options.drop_uneven for dataset in datasets)
-    turns = [(dataset.summary.cardinality, len(consumers)) for dataset, consumers in zip(datasets, served, strict=True)]
-    is_always_full = drops_uneven or _come_out_even(turns)
+    is_always_full = drops_uneven or UNKNOWN != num_steps(pipelines) == num_steps(pipelines, drops_uneven=True)
     return ReplicaFeed(
         pipelines,
         spec,
-        lambda num_rows: num_rows if is_always_full else None,
-        lambda: _cardinality(turns, drops_uneven=drops_uneven),
+        1 if is_always_full else None,
         reader,
         drops_uneven,
         Decision(AutoShardPolicy.OFF, f"called once for each input pipeline, of which there are {len(served)}"),
@@ -137,28 +135,3 @@ def _is_like(spec: ElementSpec, other: ElementSpec) -> bool:
     pairs = zip(spec.leaves, other.leaves, strict=True)
     # Dtypes are compared when the specs are merged.
     return all(one.of_any_length().shape == another.of_any_length().shape for one, another in pairs)
-
-
-def _come_out_even(turns: Sequence[tuple[int, int]]) -> bool:
-    # True if every replica has an element in every step.
-    if all(number == INFINITE for number, _ in turns):
-        return True
-    is_known = all(number >= 0 and number % per_step == 0 for number, per_step in turns)
-    return is_known and len({number // per_step for number, per_step in turns}) == 1
-
-
-def _cardinality(turns: Sequence[tuple[int, int]], *, drops_uneven: bool) -> int:
-    steps = [_num_steps(number, per_step, rounds_up=not drops_uneven) for number, per_step in turns]
-    if UNKNOWN in steps:
-        return UNKNOWN if drops_uneven or INFINITE not in steps else INFINITE
-    finite = [num_steps for num_steps in steps if num_steps != INFINITE]
-    if drops_uneven:
-        return min(finite, default=INFINITE)
-    return INFINITE if INFINITE in steps else max(finite)
-
-
-def _num_steps(number: int, per_step: int, *, rounds_up: bool) -> int:
-    # The number of steps of ``number`` elements, ``per_step`` in each.
-    if number < 0:
-        return number
-    return -(-number // per_step) if rounds_up else number // per_step

@@ -62,16 +62,15 @@ class DistributedIterator(PassIterator):
         strategy: StrategyContract,
         feed: ReplicaFeed,
         epochs: Sequence[Epoch],
-        element_spec: Any,
         options: InputOptions,
-        after_loss: Callable[[], tuple[ReplicaFeed, Any]],
+        after_loss: Callable[[], ReplicaFeed],
     ) -> None:
         super().__init__()
-        self.element_spec = element_spec
+        self.element_spec = feed.known_element_spec
         self._strategy = strategy
         self._internals = internals_of(strategy)
         self._feed = feed
-        # Returns the feed and the spec for the replicas that are left, after some were lost.
+        # Returns the feed for the replicas that are left, after some were lost.
         self._after_loss = after_loss
         pipelines, spec = feed.pipelines, feed.spec
         self._is_here = pipelines[0].consumers[0] is None
@@ -214,10 +213,10 @@ class DistributedIterator(PassIterator):
             self._internals.raise_unobserved()
             raise
         self._replicas = self._internals.replicas_left()
-        feed, element_spec = self._after_loss()
+        feed = self._after_loss()
         if feed.source.follows(self._feed.source):
             state = self._state(*self._numbers())
-            self._feed, self.element_spec = feed, element_spec
+            self._feed, self.element_spec = feed, feed.known_element_spec
             self._continue_from(state)
         elif failure is not None:
             raise failure

@@ -31,7 +31,6 @@ from daskdist.strategy.collectives.step_counts import RemotePipeline
 from daskdist.strategy.input.dataset import (
     DistributedDataset,
     feed_for_pass,
-    known_element_spec,
     options_of,
     plans_of_feed,
     strategy_of,
@@ -248,7 +247,7 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
         replicas = strategy.replicas[first_replica : first_replica + len(pipeline.consumers)]
         if options_of(dataset).fetch_to_device:
             read_plan = replace(read_plan, devices=tuple(replica.device for replica in replicas))
-        spec = _spec_of_one(known_element_spec(dataset))
+        spec = _spec_of_one(feed.known_element_spec)
         needed = [number, *[place for place, source in enumerate(step_sources) if isinstance(source, Pipeline)]]
         source = _source_for(feed.source, fresh, needed)
         maps = feed.maps[number]
@@ -285,7 +284,7 @@ def _step_source(
         return fresh
     num_replicas, num_elements = len(pipeline.consumers), pipeline.node.cardinality
     if num_elements != UNKNOWN:
-        return Cuts(1, num_elements, 0, 1, num_replicas)
+        return Cuts.of_elements(num_elements, num_replicas)
     return RemotePipeline(pipeline.node.worker, number, tuple(range(first_replica, first_replica + num_replicas)))
 
 
