@@ -175,16 +175,12 @@ class Cuts:
         num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
         return (self.num_batches * self.num_pieces + num_last) // self.num_replicas
 
-    @property
+    @cached_property
     def num_steps(self) -> int | None:
         """The number of steps up to the last in which some replica has rows; None if there is no end."""
         if self.num_batches == INFINITE and self.num_full:
             return None
-        num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
-        num_pieces = max(self.num_batches, 0) * self.num_pieces + num_last
-        if not num_last:
-            num_pieces -= self.num_pieces - self.num_full
-        return -(-num_pieces // self.num_replicas) if self.num_full or num_last else 0
+        return max([int(lasts[-1]) + 1 for _, lasts in self.steps()], default=0)
 
     def full(self, first: int, stop: int) -> Any:
         """Return whether each replica has rows in the steps from ``first`` to ``stop``, as ``(step, replica)``."""
