@@ -469,13 +469,14 @@ class DistributedIterator(PassIterator):
             rows = [
                 (ABSENT,) * len(leaves) if leaves is self._empty or _is_empty(leaves) else leaves for leaves in rows
             ]
-        columns = list(zip(*rows, strict=True))
+        return self._pack(self._per_replica(list(zip(*rows, strict=True)), num_rows))
+
+    def _per_replica(self, columns: Sequence[Any], num_rows: frozenset[int]) -> list[PerReplica]:
+        # Return the leaves of a step, of which each column has the values of all replicas.
         batch = None
         if not self._is_here:
             batch = GlobalBatch(self._structure, columns, is_writable=self._is_writable, skips_empty=self._skips_empty)
-        return self._pack(
-            [PerReplica(column, num_rows, batch=batch, batch_leaf=leaf) for leaf, column in enumerate(columns)]
-        )
+        return [PerReplica(column, num_rows, batch=batch, batch_leaf=leaf) for leaf, column in enumerate(columns)]
 
     def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
         # Return references to the elements of all replicas, like `_leaves` for one replica.
@@ -487,9 +488,7 @@ class DistributedIterator(PassIterator):
             alike = row_leaf(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([row_leaf(place, leaf, self._is_writable) for place in numbers])
             values.append(Refs(self._backend, self._results, picks, spec))
-        batch = GlobalBatch(self._structure, values, is_writable=self._is_writable, skips_empty=self._skips_empty)
-        num_rows = self._feeds.num_rows
-        return [PerReplica(refs, num_rows, batch=batch, batch_leaf=leaf) for leaf, refs in enumerate(values)]
+        return self._per_replica(values, self._feeds.num_rows)
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref
