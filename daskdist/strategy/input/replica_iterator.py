@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from threading import RLock
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import optree
 
@@ -45,8 +45,6 @@ from daskdist.strategy.replica.context import current_replica, meet
 from daskdist.strategy.replica.replica_times import ReplicaTimes
 from daskdist.strategy.values.optional import Optional
 from daskdist.waiting import wait_intervals
-
-_OVER: Final = object()
 
 
 class ReplicaIterator(Iterator[Any]):
@@ -165,10 +163,10 @@ class ReplicaIterator(Iterator[Any]):
 
     def get_next_as_optional(self) -> Optional:
         """Return the value of the next step in an `Optional`, which is empty at the end of the pass."""
-        value = next(self, _OVER)
-        if value is _OVER:
+        try:
+            return Optional(next(self), self.element_spec, has_value=True)
+        except StopIteration:
             return Optional(None, self.element_spec)
-        return Optional(value, self.element_spec, has_value=True)
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of this pass so far.
@@ -265,16 +263,16 @@ class ReplicaIterator(Iterator[Any]):
     def _pass(self) -> Iterator[Any]:
         self._num_elements = self._num_taken = 0
         self._progress = _Progress()
-        which = self._plan, *self._readers.of_pass(self._iteration), self._iteration, self._progress
-        if self._device.is_host or not self._plan.options.fetch_to_device:
-            return _elements(*which, self._times)
-        self._ahead = ahead_of(
-            _steps(*which),
-            [self._device],
-            self._plan.options,
-            interrupt=self._readers.wake,
-        )
-        return _packed(_timed(self._ahead, self._times), self._plan.spec.structure)
+        plan, times = self._plan, self._times
+        reader, lane = self._readers.of_pass(self._iteration)
+        which = reader, lane, self._iteration, self._progress
+        if self._device.is_host or not plan.options.fetch_to_device:
+            is_writable = bool(merged_options(reader.plan.pipeline.node).writable)
+            return _elements(plan, _slices(*which, times), is_writable)
+        steps = _steps(plan, _slices(*which, None))
+        self._ahead = ahead_of(steps, [self._device], plan.options, interrupt=self._readers.wake)
+        pack = plan.spec.structure.pack
+        return (pack(leaves) for (leaves,) in _timed(self._ahead, times))
 
     def __repr__(self) -> str:
         return f"<ReplicaIterator of replica {self._number}, pass {self._iteration}: {self.element_spec}>"
@@ -294,25 +292,30 @@ class _Progress:
         self.shared_pass: SharedPass | None = None
 
 
-def _elements(
-    plan: ReplicaPlan,
-    reader: SharedReader,
-    lane: int,
-    iteration: int,
-    progress: _Progress,
-    times: ReplicaTimes | None,
-) -> Iterator[Any]:
-    # This is not a method, as a generator with a reference to the iterator would delay its release.
-    structure: Structure = plan.spec.structure
-    is_writable = bool(merged_options(reader.plan.pipeline.node).writable)
-    # Keep no reference to a part longer than needed.
+# The places and the blocks of a replica's elements.
+_Slices: TypeAlias = Generator[tuple[list[int], Any], None, None]
+
+# These are no methods, as a generator with a reference to the iterator would delay its release. Each closes the one
+# from which it takes: Python would ignore an interrupt that comes while the garbage collector does.
+
+
+def _slices(
+    reader: SharedReader, lane: int, iteration: int, progress: _Progress, times: ReplicaTimes | None
+) -> _Slices:
     progress.shared_pass = reader.begin(lane, iteration)
     parts = progress.shared_pass.parts(lane)
-    timed = _timed(parts, times)
-    try:
+    with contextlib.closing(parts), contextlib.closing(_timed(parts, times)) as timed:
         for part in timed:
             places, rows = part.places, part.rows
+            # Keep no reference to a part longer than needed.
             del part
+            yield places, rows
+
+
+def _elements(plan: ReplicaPlan, slices: _Slices, is_writable: bool) -> Generator[Any, None, None]:
+    structure: Structure = plan.spec.structure
+    with contextlib.closing(slices):
+        for places, rows in slices:
             is_row = min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1
             if rows is not None and is_row and not isinstance(rows, PartlyFailed):
                 elements = rows.elements(places[0], places[-1] + 1)
@@ -325,46 +328,31 @@ def _elements(
                         continue
                     element = plan.empty if item is None else structure.pack(item)
                     yield writable_element(element) if is_writable else element
-    finally:
-        # Python would ignore an interrupt that comes while the garbage collector closes it.
-        timed.close()  # type: ignore[attr-defined]
-        parts.close()  # type: ignore[attr-defined]
 
 
-def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, progress: _Progress) -> Iterator[Any]:
+def _steps(plan: ReplicaPlan, slices: _Slices) -> Generator[Any, None, None]:
     # Yield leaves instead of the elements of `_elements`.
-    progress.shared_pass = reader.begin(lane, iteration)
-    parts = progress.shared_pass.parts(lane)
-    try:
-        for part in parts:
-            places, rows = part.places, part.rows
-            del part
+    with contextlib.closing(slices):
+        for places, rows in slices:
             for place in places:
                 yield [plan.no_rows if place < 0 else rows.item(place)]
-    finally:
-        parts.close()  # type: ignore[attr-defined]
 
 
-def _timed(parts: Iterator[Any], times: ReplicaTimes | None) -> Iterator[Any]:
+def _timed(parts: Iterator[Any], times: ReplicaTimes | None) -> Generator[Any, None, None]:
     # Yield the parts, and count the time for which the replica waits for them. All elements of a part arrive together.
     if times is None:
         yield from parts
         return
-    while taken := _next_timed(parts, times):
+    while True:
+        times.wait()
+        try:
+            taken = list(itertools.islice(parts, 1))
+        finally:
+            times.work()
+        if not taken:
+            return
         # Keep no reference to a part that is used.
         yield taken.pop()
-
-
-def _next_timed(parts: Iterator[Any], times: ReplicaTimes) -> list[Any]:
-    times.wait()
-    try:
-        return list(itertools.islice(parts, 1))
-    finally:
-        times.work()
-
-
-def _packed(ahead: Iterator[Any], structure: Structure) -> Iterator[Any]:
-    return (structure.pack(leaves) for (leaves,) in ahead)
 
 
 class StatePart(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Condition, RLock
 from typing import Any, Final
@@ -227,7 +227,7 @@ class SharedPass:
             finally:
                 self._lock.release()
 
-    def parts(self, lane: int) -> Iterator[StepSlice]:
+    def parts(self, lane: int) -> Generator[StepSlice, None, None]:
         """Yield the parts of a replica in order; each part is of one block."""
         try:
             while (part := self._take(lane)) is not None:
