@@ -217,42 +217,34 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
         for pipeline in pipelines:
             futures |= _futures_of(pipeline)
             referenced |= _referenced_futures(pipeline)
-    num_replicas = strategy.num_replicas_in_sync
+    options, spec = options_of(dataset), _spec_of_one(feed.known_element_spec)
     # Make copies without cached properties, which need not be sent.
+    nothing: Any = None
     fresh = [
-        Pipeline(
-            None if isinstance(pipeline.node, OnWorker) else pipeline.node,  # type: ignore[arg-type]
-            pipeline.readers,
-            pipeline.consumers,
-            pipeline.varies,
-        )
+        replace(pipeline, node=nothing if isinstance(pipeline.node, OnWorker) else pipeline.node)
         for pipeline in pipelines
     ]
-    first_replicas = accumulate((len(pipeline.consumers) for pipeline in pipelines), initial=0)
+    first_replicas = list(accumulate((len(pipeline.consumers) for pipeline in pipelines), initial=0))
     step_sources = list(map(_step_source, pipelines, fresh, count(), first_replicas)) if len(pipelines) > 1 else []
     if strategy.workers != (None,):
         for pipeline, step_source in zip_longest(pipelines, step_sources):
             _check_located(strategy, pipeline, step_source)
-    plans, first_replica = [], 0
-    for number, pipeline in enumerate(fresh):
+    plans = []
+    for number, (pipeline, first) in enumerate(zip(fresh, first_replicas, strict=False)):
+        replicas = strategy.replicas[first : first + len(pipeline.consumers)] if options.fetch_to_device else ()
         others = tuple(step_source for place, step_source in enumerate(step_sources) if place != number)
         read_plan = SharedReadPlan(
             pipeline,
             others,
-            num_replicas == 1,
+            len(strategy.replicas) == 1,
             feed.drops_uneven,
-            options_of(dataset).per_replica_buffer_size,
+            options.per_replica_buffer_size,
             ((0,),) * len(fresh),
+            devices=tuple([replica.device for replica in replicas]),
         )
-        replicas = strategy.replicas[first_replica : first_replica + len(pipeline.consumers)]
-        if options_of(dataset).fetch_to_device:
-            read_plan = replace(read_plan, devices=tuple(replica.device for replica in replicas))
-        spec = _spec_of_one(feed.known_element_spec)
         needed = [number, *[place for place, source in enumerate(step_sources) if isinstance(source, Pipeline)]]
         source = _source_for(feed.source, fresh, needed)
-        maps = feed.maps[number]
-        plans.append(ReplicaPlan(read_plan, number, first_replica, feed.spec, spec, options_of(dataset), maps, source))
-        first_replica += len(pipeline.consumers)
+        plans.append(ReplicaPlan(read_plan, number, first, feed.spec, spec, options, feed.maps[number], source))
     return DatasetPlans(plans, futures, referenced)
 
 
