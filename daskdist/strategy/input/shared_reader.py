@@ -53,11 +53,6 @@ class StepSlice:
     places: list[int]
     rows: Any = None
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the block."""
-        return 0 if self.ref is None else self.ref.nbytes
-
 
 @dataclass(frozen=True)
 class SharedReadPlan:
@@ -193,12 +188,6 @@ class SharedPass:
             num_without_rows = sum(number for first, number in self._without_rows if first < num_steps)
             return self._reader.position(num_steps + num_without_rows)
 
-    @property
-    def num_bytes_for_late(self) -> int:
-        """The bytes that are queued for replicas that have not begun."""
-        with self._lock:
-            return sum(self._kept_for(lane) for lane in self._queues if lane not in self._begun)
-
     def begin(self, lane: int) -> bool:
         """Take part from the first step; return False if that step is gone."""
         with self._lock:
@@ -236,12 +225,6 @@ class SharedPass:
                 yield part
         finally:
             self.leave(lane)
-
-    def drop_late(self) -> None:
-        """Drop the parts that are queued for replicas that have not begun."""
-        with self._lock:
-            for lane in [lane_number for lane_number in self._queues if lane_number not in self._begun]:
-                self._drop(lane)
 
     def _take(self, lane: int) -> StepSlice | None:
         queue = self._queues[lane]
@@ -291,7 +274,7 @@ class SharedPass:
             self._num_waiting -= 1
 
     def _kept_for(self, lane: int) -> int:
-        return sum(part.num_bytes for part in tuple(self._queues[lane]))
+        return sum(part.ref.nbytes for part in tuple(self._queues[lane]) if part.ref is not None)
 
     def _ask(self, unknown_steps: Sequence[RemoteSteps]) -> None:
         # Release the lock, so that others can take queued parts, or leave.
@@ -314,14 +297,17 @@ class SharedPass:
 
     def _pull(self) -> list[RemoteSteps]:
         # Queue further steps, or return the remote pipelines whose steps have to be asked for first.
-        if self.num_bytes_for_late > self._reader.limit_bytes:
-            self.drop_late()
+        late = [lane for lane in self._queues if lane not in self._begun]
+        if sum(map(self._kept_for, late)) > self._reader.limit_bytes:
+            for lane in late:
+                self._drop(lane)
         try:
             remote_steps = [steps for steps in self._steps_of_others() if isinstance(steps, RemoteSteps)]
             if self._pending is None:
                 self._read()
+            unknown_steps = [steps for steps in remote_steps if not steps.is_known(self._num_steps)]
             if self._pending is None:
-                if unknown_steps := [steps for steps in remote_steps if not steps.is_known(self._num_steps)]:
+                if unknown_steps:
                     return unknown_steps
                 if all(steps.is_over(self._num_steps) for steps in self._steps_of_others()):
                     self._end()
@@ -330,7 +316,7 @@ class SharedPass:
             lanes, full, begin = self._pending
             number = self._num_decided(full[begin:], remote_steps) if remote_steps else len(full) - begin
             if not number:
-                return [steps for steps in remote_steps if not steps.is_known(self._num_steps)]
+                return unknown_steps
             self._pending = (lanes, full, begin + number) if lanes and begin + number < len(full) else None
             self._queue_steps(lanes, full[begin : begin + number], begin)
         except Exception as error:
