@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from daskdist.core.dataset_base import node_of
@@ -18,14 +17,6 @@ from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.storage.locations import Locations
 from daskdist.strategy.input.on_worker import DatasetSummary, make_dataset, summary_of
 from daskdist.strategy.input.options import InputContext
-
-
-@dataclass(frozen=True)
-class PipelineDataset:
-    """The dataset of one input pipeline."""
-
-    node: Node
-    summary: DatasetSummary
 
 
 class InputBackend:
@@ -44,15 +35,21 @@ class InputBackend:
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
-    ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
-        """Create each input pipeline's dataset on its worker; return them and a function that makes a pass's caller."""
+    ) -> tuple[list[Node], list[DatasetSummary], Callable[[], Caller]]:
+        """Create each input pipeline's dataset on its worker.
+
+        Returns
+        -------
+        nodes, summaries, reader
+            The sources of their elements, their summaries, and a function that makes the caller for a pass.
+        """
         datasets = [make_dataset(dataset_fn, context) for _, context in contexts]
 
         def caller() -> Caller:
             # Use threads if at least one of the datasets benefits from them.
             return next((caller for caller in map(self.reader, datasets) if caller.num_ahead), Synchronous())
 
-        return [PipelineDataset(node_of(dataset), summary_of(dataset)) for dataset in datasets], caller
+        return list(map(node_of, datasets)), list(map(summary_of, datasets)), caller
 
     def place(self, node: FromTensorSlices) -> Node:
         """Return a source of the same elements, stored where they will be read: here that is the same one."""

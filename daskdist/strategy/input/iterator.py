@@ -72,7 +72,7 @@ class DistributedIterator(PassIterator):
         self._feed = feed
         # Returns the feed for the replicas that are left, after some were lost.
         self._after_loss = after_loss
-        pipelines, spec = feed.pipelines, feed.spec
+        pipelines, spec = feed.source.pipelines, feed.source.spec
         self._is_here = pipelines[0].consumers[0] is None
         # The replicas that the feed is for; in this process none can be lost.
         self._replicas = () if self._is_here else self._internals.replicas_left()

@@ -61,9 +61,9 @@ class PassSource:
     node
         The dataset, or the first pipeline of datasets from a function.
     spec
-        The spec of its elements.
+        The spec of a replica's element, ignoring its length along the first axis.
     pipelines
-        The input pipelines.
+        The input pipelines; the first feeds the first replicas, and so on.
     num_workers, policy
         The number of workers, and the name of the sharding policy.
     share_out

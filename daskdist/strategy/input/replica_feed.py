@@ -8,13 +8,13 @@ from typing import Any
 
 from daskdist.cached_property import cached_property
 from daskdist.core.primitive import Epoch
-from daskdist.core.spec import AnyRankSpec, ElementSpec, PerReplicaSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import AnyRankSpec, PerReplicaSpec, SpecUnknown, TensorSpec
 from daskdist.execute.caller import Caller
 from daskdist.passes.numbering import begin_pass, skip_passes_of_call
 from daskdist.sharding import Decision
 from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas
 from daskdist.strategy.input.pass_position import PassSource
-from daskdist.strategy.input.pipeline import Pipeline, num_steps
+from daskdist.strategy.input.pipeline import num_steps
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,6 @@ class ReplicaFeed:
 
     Parameters
     ----------
-    pipelines
-        The input pipelines; the first feeds the first replicas, and so on.
-    spec
-        The spec of a replica's element, ignoring its length along the first axis.
     num_pieces
         The number of pieces of equal length that an element of the dataset is cut into; None if lengths vary.
     reader
@@ -40,11 +36,9 @@ class ReplicaFeed:
     maps
         For each pipeline, the functions that its replicas call on their devices.
     source
-        The parts of the dataset that positions of iterators depend on.
+        The dataset and its input pipelines, of which the first feeds the first replicas, and so on.
     """
 
-    pipelines: Sequence[Pipeline]
-    spec: ElementSpec
     num_pieces: int | None
     reader: Callable[[], Caller]
     drops_uneven: bool
@@ -56,7 +50,7 @@ class ReplicaFeed:
     @property
     def element_spec(self) -> Any:
         """The spec of each leaf of a step, see `DistributedDataset.element_spec`."""
-        spec, num_replicas = self.spec, sum(len(pipeline.consumers) for pipeline in self.pipelines)
+        spec, num_replicas = self.source.spec, sum(len(pipeline.consumers) for pipeline in self.source.pipelines)
         if num_replicas > 1:
             spec = spec.with_leaves(list(map(self._piece, spec.leaves)))
         spec = self.maps[0].spec_after(spec)
@@ -84,16 +78,16 @@ class ReplicaFeed:
 
     def cardinality(self) -> int:
         """Return the number of steps."""
-        return num_steps(self.pipelines, drops_uneven=self.drops_uneven)
+        return num_steps(self.source.pipelines, drops_uneven=self.drops_uneven)
 
     def begin_pass(self) -> list[Epoch]:
         """Begin a pass: return each pipeline's pass numbers, equal for operations that the pipelines share."""
-        return begin_pass(*[pipeline.node for pipeline in self.pipelines])
+        return begin_pass(*[pipeline.node for pipeline in self.source.pipelines])
 
     def begin_passes_of_call(self) -> list[Epoch]:
         """Return the numbers of the first pass that replicas make in a call, and reserve those of its other passes."""
         epochs = self.begin_pass()
-        for pipeline, epoch in zip(self.pipelines, epochs, strict=True):
+        for pipeline, epoch in zip(self.source.pipelines, epochs, strict=True):
             skip_passes_of_call(pipeline.node, epoch)
         return epochs
 
@@ -102,5 +96,5 @@ class ReplicaFeed:
         """The functions that replicas call with their elements, as one function; None if there are none."""
         if not any(self.maps):
             return None
-        pairs = zip(self.maps, self.pipelines, strict=True)
+        pairs = zip(self.maps, self.source.pipelines, strict=True)
         return MapsOnReplicas([maps for maps, pipeline in pairs for _ in pipeline.consumers])

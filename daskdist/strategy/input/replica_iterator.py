@@ -271,7 +271,7 @@ class ReplicaIterator(Iterator[Any]):
             return _elements(plan, _slices(*which, times), is_writable)
         steps = _steps(plan, _slices(*which, None))
         self._ahead = ahead_of(steps, [self._device], plan.options, interrupt=self._readers.wake)
-        pack = plan.spec.structure.pack
+        pack = plan.source.spec.structure.pack
         return (pack(leaves) for (leaves,) in _timed(self._ahead, times))
 
     def __repr__(self) -> str:
@@ -313,7 +313,7 @@ def _slices(
 
 
 def _elements(plan: ReplicaPlan, slices: _Slices, is_writable: bool) -> Generator[Any, None, None]:
-    structure: Structure = plan.spec.structure
+    structure: Structure = plan.source.spec.structure
     with contextlib.closing(slices):
         for places, rows in slices:
             is_row = min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1

@@ -18,7 +18,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.primitive import Epoch, Read
-from daskdist.core.spec import ElementSpec, PerReplicaSpec
+from daskdist.core.spec import PerReplicaSpec
 from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import is_future
@@ -72,8 +72,6 @@ class ReplicaPlan:
         The number of their input pipeline.
     first_replica
         The first replica that the pipeline feeds; the others follow.
-    spec
-        The spec of a replica's element, ignoring its length along the first axis.
     element_spec
         The spec that users see.
     options
@@ -87,7 +85,6 @@ class ReplicaPlan:
     read_plan: SharedReadPlan
     number: int
     first_replica: int
-    spec: ElementSpec
     element_spec: Any
     options: InputOptions
     maps: DeviceMaps
@@ -101,12 +98,12 @@ class ReplicaPlan:
     @cached_property
     def no_rows(self) -> list[Any]:
         """The leaves of a replica's element in a step in which it has no rows."""
-        return [] if self.read_plan.is_alone else [leaf.zeros() for leaf in self.spec.leaves]
+        return [] if self.read_plan.is_alone else [leaf.zeros() for leaf in self.source.spec.leaves]
 
     @cached_property
     def empty(self) -> Any:
         """The element of a replica in a step in which it has no rows."""
-        return None if self.read_plan.is_alone else self.spec.structure.pack(self.no_rows)
+        return None if self.read_plan.is_alone else self.source.spec.structure.pack(self.no_rows)
 
 
 @dataclass(frozen=True)
@@ -181,7 +178,7 @@ def _dataset_argument(
         )
     # First, since this drops earlier plans after a loss, or when functions were redefined.
     feed = feed_for_pass(dataset)
-    pipelines = feed.pipelines
+    pipelines = feed.source.pipelines
     dataset_plans: DatasetPlans = plans_of_feed(dataset, lambda: plans_of(strategy, dataset, feed))
     plans: Sequence[Any] = dataset_plans.plans
     if dataset_plans.futures or dataset_plans.referenced:
@@ -210,7 +207,7 @@ def _dataset_argument(
 
 def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: ReplicaFeed) -> DatasetPlans:
     """Return the plans with which replicas read a distributed dataset themselves."""
-    pipelines = feed.pipelines
+    pipelines = feed.source.pipelines
     futures: dict[Any, Any] = {}
     referenced: dict[Any, Any] = {}
     if strategy.workers != (None,):
@@ -244,7 +241,7 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: Repl
         )
         needed = [number, *[place for place, source in enumerate(step_sources) if isinstance(source, Pipeline)]]
         source = _source_for(feed.source, fresh, needed)
-        plans.append(ReplicaPlan(read_plan, number, first, feed.spec, spec, options, feed.maps[number], source))
+        plans.append(ReplicaPlan(read_plan, number, first, spec, options, feed.maps[number], source))
     return DatasetPlans(plans, futures, referenced)
 
 
