@@ -227,7 +227,7 @@ class ReplicaIterator(Iterator[Any]):
         """
         if self._is_closed:
             raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
-        if self._num_taken or self._iteration or self._is_over or self._readers.is_resumed:
+        if self._num_taken or self._iteration or self._is_over or self._readers.resumed is not None:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         if self._ahead is not None:
             self._ahead.close(lambda: None)
@@ -408,8 +408,8 @@ class PassReaders:
         self._replica = replica
         self._number = number
         self._peers = peers
-        # The position from which the first pass continues, and that pass, unless the call begins with a whole one.
-        self._resumed: PassPosition | None = None
+        # The position from which the first pass continues; None if the call begins with a whole pass.
+        self.resumed: PassPosition | None = None
         self._first = self._later = self._shared(token, read_plan, plan.first_replica)
 
     def _shared(self, token: str, read_plan: SharedReadPlan, first_replica: int) -> tuple[SharedReader, int]:
@@ -419,11 +419,6 @@ class PassReaders:
             read_plan = replace(read_plan, peers=self._peers(token, number))
         read_plan = pinned(self._plan, read_plan, [named(self._replica.device)])
         return shared_reader(token, self._replica.worker, number, read_plan), self._number - first_replica
-
-    @property
-    def is_resumed(self) -> bool:
-        """Return whether the first pass continues from a position."""
-        return self._resumed is not None
 
     def of_pass(self, iteration: int) -> tuple[SharedReader, int]:
         """Return the reader for a pass of the call, and the replica's place among those that it serves."""
@@ -439,13 +434,13 @@ class PassReaders:
         self._first = self._shared(f"{token}.first", *first_pass)
         read_plan = replace(self._read_plan, epochs=in_pass(plan, position.epochs).epochs)
         self._later = self._shared(token, read_plan, plan.first_replica)
-        self._resumed = position
+        self.resumed = position
         before.leave(lane)
         return position.is_over
 
     def num_steps_before(self, iteration: int) -> int:
         """Return the number of steps of a pass that were taken before this call."""
-        return self._resumed.num_steps if self._resumed is not None and not iteration else 0
+        return self.resumed.num_steps if self.resumed is not None and not iteration else 0
 
     def position(self, iteration: int, progress: _Progress, num_taken: int) -> tuple[int, list[Any]] | None:
         """Return the pipeline and its position after some steps of this call; None if another replica returns them."""
@@ -473,7 +468,7 @@ class PassReaders:
                     f"{number} {part.num_steps} steps of pass {part.iteration}; call it at the same step on all"
                 )
         positions = [position for _, position in sorted([part.position for part in parts if part.position])]
-        resumed_pass = None if first.iteration else self._resumed
+        resumed_pass = None if first.iteration else self.resumed
         sections = [] if resumed_pass is None else resumed_pass.sections
         done: frozenset[int] = frozenset()
         if resumed_pass is not None and first.num_steps == resumed_pass.num_steps:
