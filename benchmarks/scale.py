@@ -32,9 +32,9 @@ from daskdist.core.structure import Structure
 from daskdist.execute.caller import Report
 from daskdist.execute.callers.choose import NeverRun
 from daskdist.ops.read_files import ReadFiles
-from daskdist.strategy.calls.local_backend import NoRecovery, NoWorkers
+from daskdist.strategy.backend import CallRepetition, PresentWorkers, Recovery
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.input.input_backend import LocalInput
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.strategy import Strategy
 
 
@@ -96,8 +96,9 @@ class Counting(NeverRun):
     divides = True
     reads_by_row = False
     home: Hashable | None = ("cluster", "counting")
-    recovery = repetition = NoRecovery()
-    live_workers = NoWorkers()
+    recovery = Recovery()
+    repetition = CallRepetition()
+    live_workers = PresentWorkers()
 
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
         super().__init__()
@@ -147,7 +148,7 @@ class StubStrategy(Strategy):
         super().__init__(ReplicaGroup("stub", replicas), self.counting, StubInput(self.counting))
 
 
-class StubInput(LocalInput):
+class StubInput(InputBackend):
     """Datasets that are read by the stub."""
 
     def __init__(self, counting: Counting) -> None:

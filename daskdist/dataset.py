@@ -48,7 +48,7 @@ from daskdist.display import plan as display
 from daskdist.display.description import Description, Head, columns_table
 from daskdist.display.drawing import known_cardinality
 from daskdist.display.missing_arguments import advises
-from daskdist.display.missing_methods import OF_DATASETS, DatasetType, missing_attribute
+from daskdist.display.missing_methods import OF_DATASETS, Advised, DatasetType
 from daskdist.display.pages import dataset_page
 from daskdist.display.plain_text import PlainText
 from daskdist.display.preview import Preview, show
@@ -58,7 +58,7 @@ from daskdist.execute.callers.choose import client_caller, local_caller
 from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array, to_dask_dataframe, to_delayed
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
-from daskdist.execute.resume.position import PipelineIdentity
+from daskdist.execute.resume.position import PipelineIdentity, StreamPosition
 from daskdist.execute.stream.local_iterator import (
     ElementIterator,
     Identity,
@@ -157,7 +157,7 @@ def _of_current_code(compute: Callable[[Dataset], Any]) -> Any:
     return property(value)
 
 
-class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ignore[misc]
+class Dataset(DatasetBase, DaskMethodsMixin, Advised, metaclass=DatasetType):  # type: ignore[misc]
     """A sequence of elements, each of which is a nest (tuple, named tuple, dict) of arrays.
 
     Use a constructor (`range`, `from_tensor_slices`, `from_generator`, `from_dask`, ...) or a reader
@@ -2098,12 +2098,11 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         return ElementIterator(
             self._caller,
             primitive,
-            begin_pass(self._node)[0],
+            StreamPosition(begin_pass(self._node)[0], drawn_seeds(self._node)),
             self._empty,
             options.memory_budget_bytes,
             Identity(
                 lambda: PipelineIdentity.of(self._current_node(), self._fingerprint, primitive),
-                drawn_seeds(self._node),
                 lambda seeds: plan(with_drawn(self._node, seeds)),
                 lambda epoch: note_pass(self._node, epoch),
             ),
@@ -2531,15 +2530,6 @@ class Dataset(DatasetBase, DaskMethodsMixin, metaclass=DatasetType):  # type: ig
         batches = self if unbatch else rows.ragged_batch(num_rows) if is_ragged else rows.batch(num_rows)
         parts = to_delayed("to_dask_dataframe", batches._node, batches._recorded, batches._counted())
         return to_dask_dataframe(parts, spec)
-
-    # Hidden from type checkers, for which `__getattr__` would make all names valid.
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):
-                # A property raised an AttributeError, which is that of the user then.
-                return object.__getattribute__(self, name)
-            raise missing_attribute(self, f"{type(self).__name__!r} object", name, self._advice_for(name))
 
     def _advice_for(self, name: str) -> str | None:
         # What to use instead of an attribute that there is not; not for names of protocols, which others look up.

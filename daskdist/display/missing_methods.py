@@ -196,18 +196,22 @@ def missing_attribute(owner: Any, called: str, name: str, advice: str | None) ->
 
 
 class Advised:
-    """A base of objects whose errors for the names of `OF_OBJECTS` say what to use instead."""
+    """A base of objects whose errors for names that they lack say what to use instead, as `OF_OBJECTS` does."""
 
     __slots__ = ()
 
     # Hidden from type checkers, for which `__getattr__` would make all names valid.
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
-                # A property raised an AttributeError.
-                object.__getattribute__(self, name)
-            raise missing_attribute(self, f"{type(self).__name__!r} object", name, advice_for(type(self), name))
+                # A property raised an AttributeError, which is that of the user then.
+                return object.__getattribute__(self, name)
+            raise missing_attribute(self, f"{type(self).__name__!r} object", name, self._advice_for(name))
+
+    def _advice_for(self, name: str) -> str | None:
+        """Return what to use instead of a name that the object lacks, or None."""
+        return advice_for(type(self), name)
 
 
 def advice_for(cls: type, name: str) -> str | None:

@@ -142,13 +142,42 @@ class RestOfBatches(RestOfStreams):
 
 
 @dataclass
-class WholeBatchCursor:
+class StreamsInTurn:
+    """The elements of several streams, of which some of each are taken in turn."""
+
+    sources: list[Any]
+    queues: list[RunQueue] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queues = [RunQueue() for _ in self.sources]
+
+    def fill(self, numbers: Sequence[int]) -> list[int]:
+        """Queue a number of elements of each stream; return the places of the streams that have some left.
+
+        Raises
+        ------
+        Exhausted
+            All streams are at their end.
+        """
+        places = []
+        for place, (source, queue, number) in enumerate(zip(self.sources, self.queues, numbers, strict=True)):
+            try:
+                queue.fill(source.pull, number)
+            except Exhausted:
+                if not queue:
+                    continue
+            places.append(place)
+        if not places:
+            raise Exhausted
+        return places
+
+
+@dataclass
+class WholeBatchCursor(StreamsInTurn):
     """A cursor over the batches of several streams of their pieces, a batch of each stream in turn.
 
     Parameters
     ----------
-    sources
-        The streams of pieces.
     missing
         The number of pieces of the next batch of each stream.
     num_before
@@ -157,24 +186,12 @@ class WholeBatchCursor:
         As in `RestOfBatches`.
     """
 
-    sources: list[Any]
     missing: list[int]
     num_before: int
     num_pieces: int | None
-    queues: list[RunQueue] = field(default_factory=list)
 
     def pull(self) -> Run:
-        self.queues = self.queues or [RunQueue() for _ in self.sources]
-        begun = []
-        for place, (source, queue) in enumerate(zip(self.sources, self.queues, strict=True)):
-            try:
-                queue.fill(source.pull, self.missing[place])
-            except Exhausted:
-                if not queue:
-                    continue
-            begun.append(place)
-        if not begun:
-            raise Exhausted
+        begun = self.fill(self.missing)
         batches = concat([self._batches(place, is_alone=len(begun) == 1) for place in begun])
         return batches if self.num_pieces is None else batches.cut(self.num_pieces)  # type: ignore[union-attr]
 
@@ -201,16 +218,12 @@ def join_pieces(batches: Batches) -> Bundle:
 
 
 @dataclass
-class StepOrderCursor:
+class StepOrderCursor(StreamsInTurn):
     """A cursor over the elements of several streams in turn: from each as many as it has replicas."""
 
-    sources: list[Any]
     num_replicas: tuple[int, ...]
-    queues: list[RunQueue] = field(default_factory=list)
 
     def pull(self) -> Run:
-        if not self.queues:
-            self.queues = [RunQueue() for _ in self.sources]
         while True:
             run = self._round()
             if not isinstance(run, Groups):
@@ -221,16 +234,7 @@ class StepOrderCursor:
                 return run if len(full) == len(run) else run.take(full)
 
     def _round(self) -> Run:
-        turns = []
-        for source, queue, number in zip(self.sources, self.queues, self.num_replicas, strict=True):
-            try:
-                queue.fill(source.pull, number)
-            except Exhausted:
-                if not queue:
-                    continue
-            turns.append((queue, number))
-        if not turns:
-            raise Exhausted
+        turns = [(self.queues[place], self.num_replicas[place]) for place in self.fill(self.num_replicas)]
         num_rounds = min(len(queue.runs[0]) // number for queue, number in turns)
         if num_rounds < 2:
             return concat([queue.pop(number) for queue, number in turns])

@@ -14,7 +14,7 @@ from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.input.input_backend import LocalInput
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.strategy import Strategy
@@ -194,4 +194,4 @@ class CrossReplicaStrategy(Strategy):
 
     def __init__(self, group: ReplicaGroup, local_store: VariableStore | None, number: int) -> None:
         backend = _CrossReplicaBackend(weakref.ref(self), group, local_store, number)
-        super().__init__(group, backend, LocalInput(), backend)
+        super().__init__(group, backend, InputBackend(), backend)

@@ -10,7 +10,7 @@ from daskdist.devices import name_of, present, usable
 from daskdist.display.missing_arguments import advises
 from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
-from daskdist.strategy.input.input_backend import LocalInput
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.variables.store import VariableStore
 
@@ -46,5 +46,5 @@ class MirroredStrategy(Strategy):
         placed_on = usable(find_devices(devices) if devices else present() or find_devices("CPU:0"))
         group = ReplicaGroup(new_token(), tuple([Replica(None, name_of(device)) for device in placed_on]))
         super().__init__(
-            group, LocalBackend(weakref.ref(self), group.replicas, VariableStore(group.token)), LocalInput()
+            group, LocalBackend(weakref.ref(self), group.replicas, VariableStore(group.token)), InputBackend()
         )

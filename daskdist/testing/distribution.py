@@ -24,7 +24,7 @@ from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.calls.local_backend import LocalBackend
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.dataset import DistributedDataset, input_pipelines_of
-from daskdist.strategy.input.input_backend import LocalInput
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.strategy import Strategy
@@ -80,7 +80,7 @@ class _SimulatedBackend(LocalBackend):
         raise NotImplementedError
 
 
-class _SimulatedInput(LocalInput):
+class _SimulatedInput(InputBackend):
     def reader(self, dataset: Dataset) -> Caller:
         return Synchronous()
 

@@ -267,3 +267,13 @@ def test_work_of_workers_is_shown(on_cluster, terminal, tmp_path):
     with daskdist.progress():
         Dataset.range(40).to_npy(tmp_path, rows_per_file=10, strategy=on_cluster)
     assert "40/40 elements" in last_line(terminal)
+
+
+def test_a_pass_that_continues_from_a_position_knows_its_times():
+    ds = Dataset.range(40).map(slow).batch(8)
+    elements = iter(ds)
+    next(elements)
+    resumed = iter(ds)
+    resumed.load_state_dict(elements.state_dict())
+    assert len(list(resumed)) == 4
+    assert next(iter(resumed.stats()["busy_s"])) == "range-map"

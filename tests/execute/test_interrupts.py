@@ -15,7 +15,7 @@ from conftest import mirrored
 
 from daskdist import Dataset, PerReplica, TensorSpec, errors
 from daskdist.call_threads import CallThreads
-from daskdist.execute.stream.local_iterator import StepTimes
+from daskdist.display.step_times import StepTimes
 
 # Python ignores an interrupt, with a warning, where an object is being deleted.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -157,6 +157,20 @@ def test_an_interrupt_behind_the_taking_of_an_element_loses_nothing(monkeypatch,
     ds = Dataset.range(6).batch(1)
     interrupt_call(monkeypatch, StepTimes, "note", 3)
     assert taken(iter(mirrored(2).distribute_dataset(ds) if is_distributed else ds)) == [*range(6)]
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_a_position_loaded_after_an_interrupt_of_the_first_element_is_the_one_that_counts(monkeypatch, is_distributed):
+    ds = Dataset.range(6).batch(1)
+    passes = mirrored(2).distribute_dataset(ds) if is_distributed else ds
+    iterator, interrupted = iter(passes), iter(passes)
+    next(iterator)
+    state = iterator.state_dict()
+    interrupt_call(monkeypatch, StepTimes, "note", 1)
+    with pytest.raises(KeyboardInterrupt):
+        next(interrupted)
+    interrupted.load_state_dict(state)
+    assert taken(interrupted) == taken(iterator)
 
 
 def test_a_pass_ends_after_an_interrupt_while_it_starts_a_thread(monkeypatch):

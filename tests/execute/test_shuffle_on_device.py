@@ -34,6 +34,7 @@ from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.gather import Picks, gather
 from daskdist.execute.stream.interpreter import Interpreter
@@ -60,7 +61,8 @@ def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = 
     primitive = plan(node_of(dataset))
     caller = caller or local_caller(node_of(dataset))
     hooks = with_device_gathers(list(map(device, names)), primitive, True)[1]
-    builder = BundleBuilder(Interpreter(caller), primitive, (epoch,), (None,) * len(names), device_gathers=hooks)
+    start = StreamPosition((epoch,), [])
+    builder = BundleBuilder(Interpreter(caller), primitive, start, (None,) * len(names), device_gathers=hooks)
     actual = []
     for bundle in builder:
         for step in range(len(bundle)):
@@ -261,7 +263,7 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
     dataset = functools.reduce(Dataset.concatenate, parts).shuffle(600, seed=1).batch(50)
     primitive = plan(node_of(dataset))
     hooks = with_device_gathers([StrictDevice(0)], primitive, True)[1]
-    builder = BundleBuilder(Interpreter(Counting()), primitive, (0,), device_gathers=hooks)
+    builder = BundleBuilder(Interpreter(Counting()), primitive, StreamPosition((0,), []), device_gathers=hooks)
     for _ in builder:
         most = max(most, TAKEN[0] - before)
     # The buffer holds half a megabyte of the 16 MB, in blocks of which some have only few rows left.
@@ -628,7 +630,8 @@ class TestEmpty:
             return array
 
         actual = []
-        for bundle in BundleBuilder(Interpreter(Synchronous()), primitive, (0,), (None,) * 2, empty=empty):
+        start = StreamPosition((0,), [])
+        for bundle in BundleBuilder(Interpreter(Synchronous()), primitive, start, (None,) * 2, empty=empty):
             for step in range(len(bundle)):
                 places = [(lane.ref, lane.places[step]) for lane in bundle.lanes]
                 actual.append([None if place < 0 else ref.handle.item(place) for ref, place in places])  # type: ignore[union-attr]
@@ -646,5 +649,5 @@ class TestEmpty:
             kinds.add(dtype.kind)
             return np.empty(shape, dtype)
 
-        list(BundleBuilder(Interpreter(Synchronous()), plan(node_of(dataset)), (0,), empty=empty))
+        list(BundleBuilder(Interpreter(Synchronous()), plan(node_of(dataset)), StreamPosition((0,), []), empty=empty))
         assert kinds == {"i"}

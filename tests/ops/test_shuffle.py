@@ -24,6 +24,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.callers.threads import Threads
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.window import ByteWindow
@@ -243,7 +244,7 @@ def peak_of(ds, caller=None):
     interpreter = Interpreter(caller or Synchronous())
     interpreter.reads[None] = window = PeakWindow(interpreter.reads[None].limit_bytes)
     elements = 0
-    for bundle in BundleBuilder(interpreter, fuse(lower(node_of(ds))), (0,)):
+    for bundle in BundleBuilder(interpreter, fuse(lower(node_of(ds))), StreamPosition((0,), [])):
         elements += len(bundle)
     return window, elements
 
@@ -283,7 +284,7 @@ def test_an_abandoned_shuffle_releases_its_bytes():
     ds = Dataset.from_tensor_slices(np.zeros((10_000, 10))).shuffle(500, seed=0).batch(10)
     with dask.config.set({"daskdist.split-bytes": 4096}):
         interpreter = Interpreter(Synchronous())
-        builder = BundleBuilder(interpreter, fuse(lower(node_of(ds))), (0,))
+        builder = BundleBuilder(interpreter, fuse(lower(node_of(ds))), StreamPosition((0,), []))
         bundles = iter(builder)
         next(bundles), next(bundles)
         assert interpreter.reads[None].used_bytes > 0

@@ -16,7 +16,7 @@ from distributed.scheduler import KilledWorker
 from daskdist import Dataset, MultiWorkerMirroredStrategy, Variable, errors, function
 from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.calls.recovery.call_log import CallLog
-from daskdist.strategy.calls.worker.worker_streams import _streams
+from daskdist.strategy.calls.worker.worker_streams import streams_of
 from daskdist.strategy.replica.contract import internals_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -210,7 +210,7 @@ def test_a_loop_that_ends_each_worker_is_not_made_on_the_last(tmp_path, restarts
 
 def is_all_reported(worker):
     """Return whether a worker has told its programs of all calls that are over."""
-    return not any(steps._link.state.kept for steps in _streams[worker].by_token.values())
+    return not any(steps._link.state.kept for steps in streams_of(worker).by_token.values())
 
 
 def test_workers_that_are_lost_at_different_steps_end_no_pass(strategy_beside_tasks, tmp_path):

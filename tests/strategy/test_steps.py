@@ -33,9 +33,9 @@ from daskdist.strategy.values.refs import FlatResult, list_spec
 
 def count_on_worker(dask_worker):
     """Return the numbers of strategies' results and objects on a worker, and of their threads."""
-    from daskdist.strategy.calls.worker.worker_streams import _streams
+    from daskdist.strategy.calls.worker.worker_streams import streams_of
 
-    streams = _streams.get(dask_worker)
+    streams = streams_of(dask_worker)
     found = [] if streams is None else list(streams.by_token.values())
     return (
         len(found),

@@ -28,7 +28,7 @@ from daskdist.strategy.calls.calls import Record
 from daskdist.strategy.calls.outcomes import Failed
 from daskdist.strategy.calls.stream import OPERATION
 from daskdist.strategy.calls.unobserved_failures import UnobservedFailures
-from daskdist.strategy.calls.worker import worker_streams
+from daskdist.strategy.calls.worker.worker_streams import streams_of
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.replica.contract import internals_of
 
@@ -176,7 +176,7 @@ def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client)
         return dask_worker.__dict__.pop("num_made", 0)
 
     def is_open(token, dask_worker):
-        return token in worker_streams._streams[dask_worker].by_token
+        return token in streams_of(dask_worker).by_token
 
     eventually(lambda: not any(client.run(replica_threads).values()))
     gate = Event("closed by an error", client=client)

@@ -94,9 +94,10 @@ def are_relayed(strategy):
 
 
 def num_strategies(dask_worker):
-    from daskdist.strategy.calls.worker.worker_streams import _streams
+    from daskdist.strategy.calls.worker.worker_streams import streams_of
 
-    return len(_streams[dask_worker].by_token) if dask_worker in _streams else 0
+    streams = streams_of(dask_worker)
+    return 0 if streams is None else len(streams.by_token)
 
 
 def test_a_program_that_reaches_no_worker(far):

@@ -22,6 +22,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
 from daskdist.execute.caller import Graph, Handle, LocalCaller, Report
 from daskdist.execute.callers.compute_key import FutureResult, is_future
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_of
@@ -132,7 +133,7 @@ def record(primitive: Primitive, name: str) -> Recorded:
 
 def _record_elements(primitive: Primitive, name: str, caller: RecordCaller) -> Iterator[tuple[str, int]]:
     number = 0
-    for bundle in BundleBuilder(Interpreter(caller), primitive, (0,)):
+    for bundle in BundleBuilder(Interpreter(caller), primitive, StreamPosition((0,), [])):
         (lane,) = bundle.lanes
         for place in lane.places:
             key = (name, number)

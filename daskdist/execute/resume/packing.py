@@ -97,23 +97,18 @@ def _array(array: Any, data: list[bytes]) -> list[Any]:
     return [array.dtype.str, list(array.shape), len(content)]
 
 
-class _Reader:
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._start = 0
+def _decoded(value: Any, data: memoryview) -> Any:
+    stop = 0
 
-    def array(self, dtype: str, shape: list[int], size: int) -> Any:
-        self._start, start = self._start + size, self._start
+    def array(dtype: str, shape: list[int], size: int) -> Any:
+        nonlocal stop
+        start, stop = stop, stop + size
         kind = np.dtype(dtype)
         if kind.kind not in FIXED_SIZE_KINDS:
             raise ValueError(f"no array of a state has the dtype {dtype}")
-        if start + size > len(self._data):
+        if stop > len(data):
             raise ValueError("it is incomplete")
-        return np.ndarray(shape, kind, bytes(self._data[start : start + size])).copy()
-
-
-def _decoded(value: Any, data: memoryview) -> Any:
-    reader = _Reader(data)
+        return np.ndarray(shape, kind, bytes(data[start:stop])).copy()
 
     def visit(value: Any) -> Any:
         if isinstance(value, list):
@@ -127,13 +122,13 @@ def _decoded(value: Any, data: memoryview) -> Any:
             case "d":
                 return {visit(key): visit(item) for key, item in content}
             case "i":
-                return reader.array(*content).tolist()
+                return array(*content).tolist()
             case "a":
-                return reader.array(*content)
+                return array(*content)
             case "g":
-                return reader.array(*content)[()]
+                return array(*content)[()]
             case "b":
-                return reader.array(*content).tobytes()
+                return array(*content).tobytes()
             case "c":
                 return complex(*content)
         raise ValueError(f"unknown kind of value {kind!r:.20}")

@@ -38,18 +38,19 @@ class StreamPosition:
     num_elements
         The number of elements that were handed out, with those that failed.
     answers
-        The answers that the stream got.
+        The answers that the stream got; None at the beginning of a pass, where it is opened without them.
     """
 
     epoch: Epoch
     seeds: list[int]
-    num_elements: int
-    answers: Answers
+    num_elements: int = 0
+    answers: Answers | None = None
 
     def as_plain(self, caller: Caller) -> list[Any]:
         """Return the position as data; ``caller`` has the values that chains carry."""
-        answers = self.answers.as_plain(lambda handle: _value_of(handle, caller))
-        return [self.epoch, self.seeds, self.num_elements, answers]
+        answers = self.answers or Answers()
+        plain = answers.as_plain(lambda handle: _value_of(handle, caller))
+        return [self.epoch, self.seeds, self.num_elements, plain]
 
     @classmethod
     def of_plain(cls, content: Sequence[Any]) -> StreamPosition:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
+from daskdist.core.primitive import Cursor, Exhausted, NotReady, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.caller import Handle, lengths_of
 from daskdist.execute.resume.deferring import real
-from daskdist.execute.resume.recorded_answers import Answers
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.gather import CHEAP_BYTES, Empty, blocks_of, bundle_size, gather, is_view, run_bytes
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.runtime import Gather
@@ -99,12 +99,10 @@ class BundleBuilder:
         Runs the stream.
     primitive
         The primitive whose elements are streamed.
-    epoch
-        The pass.
+    start
+        The position at which the stream is opened.
     workers
         For each consumer the worker that uses its elements; None for this process.
-    start
-        The answers of a position and its number of elements, after which the pass continues; None if it begins.
     asks_lengths
         Whether to request the number of rows of each element.
     num_steps_ahead
@@ -127,10 +125,9 @@ class BundleBuilder:
         self,
         interpreter: Interpreter,
         primitive: Primitive,
-        epoch: Epoch,
+        start: StreamPosition,
         workers: Sequence[str | None] = (None,),
         *,
-        start: tuple[Answers, int] | None = None,
         asks_lengths: bool = False,
         num_steps_ahead: int = 1,
         active: Collection[int] | None = None,
@@ -165,12 +162,11 @@ class BundleBuilder:
         # An error that ends the pass, raised when the elements before it were handed out.
         self.failure: Exception | None = None
         # The number of elements in the bundles before the last one that was handed out, and in that one.
-        self._num_passed, self._num_last = 0 if start is None else start[1], 0
+        self._num_passed, self._num_last = start.num_elements, 0
         self._most_logs = _MOST_LOGS
-        interpreter.stream_of_positions = primitive, epoch
-        self.source: Cursor = (
-            interpreter.open(primitive)(epoch) if start is None else interpreter.open_at(primitive, epoch, *start)
-        )
+        self.start = start
+        interpreter.stream_of_positions = primitive, start
+        self.source: Cursor = interpreter.open_at(primitive, start)
 
     def __iter__(self) -> Iterator[StepBundle]:
         while True:

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from daskdist.cached_property import cached_property
@@ -34,7 +34,8 @@ from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.skipping import advance
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.execute.resume.deferring import DeferringCaller, RefusedError, RefusingCaller
-from daskdist.execute.resume.recorded_answers import AnswerLog, Answers, Path, PathKey, UsedAnswers
+from daskdist.execute.resume.position import StreamPosition
+from daskdist.execute.resume.recorded_answers import AnswerLog, Path, PathKey, UsedAnswers
 from daskdist.execute.resume.skipping import SkippingCursor
 from daskdist.execute.stream.calls import Constant
 from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor
@@ -60,8 +61,8 @@ class Interpreter(StreamRuntime):
 
     # The stream that is being advanced to a position, if one is.
     _advance: _Advance | None = None
-    # The stream in which positions are taken, and its pass.
-    stream_of_positions: tuple[Primitive, Epoch] | None = None
+    # The stream in which positions are taken, and the one at which it was opened.
+    stream_of_positions: tuple[Primitive, StreamPosition] | None = None
 
     def open(self, primitive: Primitive, path: Path = (), *, is_paired: bool = False) -> Opener:
         """Return a function that opens a cursor over the primitive's elements for an epoch.
@@ -88,23 +89,17 @@ class Interpreter(StreamRuntime):
 
         return opener
 
-    def open_at(self, primitive: Primitive, epoch: Epoch, answers: Answers, num_elements: int) -> Cursor:
-        """Return a cursor over the rest of a stream; nothing before the position is read.
-
-        Parameters
-        ----------
-        primitive, epoch
-            The stream.
-        answers
-            The answers that it got until the position was taken.
-        num_elements
-            The number of elements before the position.
+    def open_at(self, primitive: Primitive, start: StreamPosition) -> Cursor:
+        """Return a cursor over the rest of a stream after a position; nothing before it is read.
 
         Raises
         ------
         ArgumentError
             The stream is shorter.
         """
+        answers, num_elements = start.answers, start.num_elements
+        if answers is None:
+            return self.open(primitive)(start.epoch)
         self.answers = answers
         caller = self.caller if isinstance(self.caller, DeferringCaller) else DeferringCaller(self.caller)
         self.caller = caller
@@ -113,7 +108,7 @@ class Interpreter(StreamRuntime):
         before, self.waits = self.waits, True
         try:
             with caller.deferring():
-                cursor: Any = self.open(primitive)(epoch)
+                cursor: Any = self.open(primitive)(start.epoch)
                 advance(cursor, num_elements)
         finally:
             self._advance, self.waits = None, before
@@ -121,23 +116,18 @@ class Interpreter(StreamRuntime):
             answers.drop(*passes)
         return cursor  # type: ignore[no-any-return]
 
-    def answers_at(self, num_elements: int) -> Answers:
-        """Return the answers that a position in the stream needs.
+    def position_at(self, num_elements: int) -> list[Any]:
+        """Return the position in the stream after a number of elements, as data.
 
         Operations that ask for facts need only the facts after their last resume point.
-
-        Parameters
-        ----------
-        num_elements
-            The number of elements before the position.
         """
         for cursor in list(self.worker_streams):
             cursor.note_position(num_elements)
-        answers = self.answers
-        if not any(log.facts for log in answers.logs.values()):
-            return answers
-        used = UsedAnswers()
-        return answers.only(used) if self._advance_trial(num_elements, used) else answers
+        answers, used = self.answers, UsedAnswers()
+        if any(log.facts for log in answers.logs.values()) and self._advance_trial(num_elements, used):
+            answers = answers.only(used)
+        _, start = self.stream_of_positions  # type: ignore[misc]
+        return replace(start, num_elements=num_elements, answers=answers).as_plain(self.caller)
 
     def failed_run(self, error: Exception, where: str, *, is_new: bool) -> FailedRun:
         """Return the signal for an element whose stream cannot be made, which did not fail before if ``is_new``."""
@@ -159,8 +149,9 @@ class Interpreter(StreamRuntime):
             return False
         trial = Interpreter(RefusingCaller(self.caller))
         trial.is_trial, trial.used = True, used
+        primitive, start = self.stream_of_positions
         try:
-            trial.open_at(*self.stream_of_positions, self.answers.again(), num_elements)
+            trial.open_at(primitive, replace(start, num_elements=num_elements, answers=self.answers.again()))
         except (RefusedError, ArgumentError):
             # Calls would be needed, or the stream has other splits by now.
             return False

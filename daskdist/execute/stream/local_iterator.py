@@ -5,32 +5,27 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from threading import RLock
-from time import perf_counter
 from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows, writable_element
 from daskdist.core.failing.failed_element import is_of_element, must_raise
-from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.node import Node, warn_if_empty
+from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec
 from daskdist.core.structure import Leaves, Structure
-from daskdist.display.missing_methods import Advised
-from daskdist.display.pages import times_in_words, times_page
 from daskdist.display.step_times import StepTimes
-from daskdist.errors import ArgumentError, StackError, UserFunctionError
-from daskdist.execute.caller import Caller, LocalCaller
+from daskdist.errors import ArgumentError, StackError
+from daskdist.execute.caller import Caller
 from daskdist.execute.callers.synchronous import Synchronous
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
-from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
-from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, stats_of
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.pass_iterator import PassIterator
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.long_work import LongWork
 
@@ -45,8 +40,6 @@ class Identity:
     ----------
     pipeline
         Returns the identity of the pipeline.
-    seeds
-        The seeds that its operations have drawn themselves.
     planned
         Returns its primitive for given seeds.
     note_pass
@@ -54,12 +47,11 @@ class Identity:
     """
 
     pipeline: Callable[[], PipelineIdentity]
-    seeds: list[int]
     planned: Callable[[list[int]], Primitive]
     note_pass: Callable[[Epoch], None]
 
 
-class ElementIterator(Iterator[Any], Advised):
+class ElementIterator(PassIterator):
     """An iterator over the elements of a pipeline, in order, in this process.
 
     Several threads may take elements from one iterator: each element goes to exactly one of them.
@@ -70,8 +62,8 @@ class ElementIterator(Iterator[Any], Advised):
         Returns what makes the calls; closed at the end, or when the iterator is collected.
     primitive
         The primitive of the pipeline.
-    epoch
-        The pass: the order of a shuffle depends on it.
+    start
+        The position at which it begins; the order of a shuffle depends on its pass.
     empty
         Creates an element without rows, if the pipeline can have such elements.
     budget_bytes
@@ -93,7 +85,7 @@ class ElementIterator(Iterator[Any], Advised):
         self,
         make_caller: Callable[[], Caller],
         primitive: Primitive,
-        epoch: Epoch,
+        start: StreamPosition,
         empty: Callable[[], Any] | None = None,
         budget_bytes: int | None = None,
         identity: Identity | None = None,
@@ -102,103 +94,80 @@ class ElementIterator(Iterator[Any], Advised):
         work: LongWork | None = None,
         node: Node | None = None,
     ) -> None:
+        super().__init__()
+        self._nodes = [] if node is None else [node]
         self._budget_bytes = budget_bytes
         self._make_caller = make_caller
         self._primitive = primitive
-        self._epoch = epoch
         self._identity = identity or Identity(
-            lambda: PipelineIdentity("", ""), [], lambda seeds: primitive, lambda epoch: None
+            lambda: PipelineIdentity("", ""), lambda seeds: primitive, lambda epoch: None
         )
-        self._open(make_caller(), epoch)
+        self._caller = make_caller()
+        self._open(start)
         self._empty = empty
         self._is_writable = is_writable
         self._reported_spec = reported_spec
         self._work = work
-        self._nodes = [] if node is None else [node]
-        self._times = StepTimes()
-        self._number = 0
-        # The number of elements in the bundles before the current one, with those that failed.
-        self._num_passed = 0
-        self._is_over = False
-        # The position before an element whose request was interrupted: the numbers of `_state_at`, or its result.
-        self._interrupted_at: tuple[int, int] | dict[str, Any] | None = None
-        self._lock = RLock()
 
-    def _open(self, caller: Caller, epoch: Epoch, start: tuple[Answers, int] | None = None) -> None:
-        interpreter = Interpreter(caller, budget_bytes=self._budget_bytes)
+    def _open(self, start: StreamPosition) -> None:
+        interpreter = Interpreter(self._caller, budget_bytes=self._budget_bytes)
         # The caller is closed even if iteration never began.
         Finalizer(self, interpreter.close)
-        self._builder: BundleBuilder | None = BundleBuilder(
-            interpreter, self._primitive, epoch, start=start, empty=pooled_empty
-        )
-        self._interpreter, self._current = interpreter, _Current()
-
-    def __next__(self) -> Any:
-        begun_at = perf_counter()
-        with self._lock:
-            if self._interrupted_at is not None:
-                self._reopen()
-            # As in `_numbers`, without a call for each element.
-            num_passed, number = self._num_passed + self._current.place, self._number
-            try:
-                try:
-                    element = self._next()
-                finally:
-                    self._times.note(begun_at, perf_counter())
-                self._number += 1
-                self._times.num_steps += 1
-            except UserFunctionError as error:
-                raise shortened(error) from error.__cause__
-            except Exception:
-                raise
-            except BaseException:
-                # Elements that were taken from a queue may be lost.
-                self._interrupted_at = num_passed, number
-                raise
-        return writable_element(element) if self._is_writable else element
+        self._builder: BundleBuilder | None = BundleBuilder(interpreter, self._primitive, start, empty=pooled_empty)
+        self._interpreters = [interpreter]
+        # The number of elements in the bundles before the current one, with those that failed.
+        self._num_passed = start.num_elements
+        # The bundle being handed out, the place of its next element, and an iterator over the elements from there on.
+        self._bundle: StepBundle | None = None
+        self._place = 0
+        self._elements: Iterator[Any] | None = None
+        self._reported: set[str] = set()
 
     def _next(self) -> Any:
-        builder, current, interpreter = self._builder, self._current, self._interpreter
-        while builder is not None:
-            if current.bundle is not None:
+        while self._builder is not None:
+            if self._elements is not None:
                 try:
-                    return current.take(interpreter.caller, self._empty, self._reported_spec)
+                    element = next(self._elements)
+                    self._place += 1
+                    element = writable_element(element) if self._is_writable else element
+                    self._number += 1
+                    return element
                 except StopIteration:
-                    pass
-            self._num_passed += current.place
+                    # Drop the finished bundle even if no other follows.
+                    self._bundle = self._elements = None
+                except Exception as error:
+                    self._elements = None
+                    # A batch that is a view of its block is stacked here.
+                    self._place += is_of_element(error) or isinstance(error, StackError)
+                    if must_raise(error, self._reported):
+                        raise
+                    continue
+            elif self._bundle is not None:
+                self._elements = self._from_here(self._bundle)
+                continue
+            self._num_passed += self._place
             if self._work is not None:
-                self._work.add(current.place)
-            current.end()
+                self._work.add(self._place)
+            self._place = 0
             try:
-                current.begin(builder.pull())
+                self._bundle = self._builder.pull()
             except Exhausted:
-                if interpreter.num_skipped and not self._is_over:
-                    logger.warning("left out %d elements in all", interpreter.num_skipped)
-                elif not (self._num_passed or self._is_over):
-                    warn_if_empty(self._nodes)
-                self._is_over = True
+                self._note_end(has_elements=self._num_passed > 0)
                 self._close()
                 break
         raise StopIteration
 
     def _numbers(self) -> tuple[int, int]:
-        return self._num_passed + self._current.place, self._number
+        return self._num_passed + self._place, self._number
 
-    def _reopen(self) -> None:
-        # Open the pipeline again at the position before an interrupt; another interrupt may come meanwhile.
-        if self._builder is not None and not self._is_over:
-            if self._interpreter.runs_generators:
-                raise ArgumentError(INTERRUPTED)
-            if isinstance(self._interrupted_at, tuple):
-                self._interrupted_at = self._state_at(*self._interrupted_at)
-            self._continue_from(self._interrupted_at, self._caller)  # type: ignore[arg-type]
-        self._interrupted_at = None
-
-    def _repr_html_(self) -> str:
-        return times_page(type(self).__name__, self.stats(), "element")
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {times_in_words(self.stats(), 'element')}>"
+    def _from_here(self, bundle: StepBundle) -> Iterator[Any]:
+        (lane,) = bundle.lanes
+        places, caller, spec = lane.places[self._place :], self._interpreters[0].caller, self._reported_spec()
+        elements = _elements(lane, places, caller, self._empty)
+        if spec is None or any(isinstance(leaf, DatasetSpec) for leaf in spec.leaves):
+            return elements
+        rows = caller.result(lane.ref.handle) if _is_contiguous(lane, places) else None  # type: ignore[union-attr]
+        return _checked(spec, elements, rows)
 
     @synchronized
     def close(self) -> None:
@@ -207,17 +176,12 @@ class ElementIterator(Iterator[Any], Advised):
         Waits for a thread that is taking an element.
         """
         self._close()
-        self._builder, self._current = None, _Current()
+        self._is_closed, self._builder, self._bundle, self._elements = True, None, None, None
 
     def _close(self) -> None:
-        self._interpreter.close()
+        self._interpreters[0].close()
         if self._work is not None:
             self._work.close()
-
-    @property
-    def _caller(self) -> Caller:
-        """The caller that computes the elements."""
-        return self._interpreter.caller
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of the pass so far.
@@ -234,9 +198,7 @@ class ElementIterator(Iterator[Any], Advised):
             time that reading, functions and gathering took, by their names in `Dataset.explain`, summed over all
             threads; it is missing where other processes compute.
         """
-        times = self._times.as_dict()
-        busy = {"busy_s": caller.busy.by_name()} if isinstance(caller := self._caller, LocalCaller) else {}
-        return {**stats_of([self._interpreter], self._number), **times, **busy}
+        return self._own_stats()
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
@@ -260,15 +222,10 @@ class ElementIterator(Iterator[Any], Advised):
         whose error was raised is an element like others. Functions are taken to be pure: where ``filter``,
         ``flat_map``, ``interleave`` and others make another number of elements now, iterating raises `ArgumentError`.
         """
-        self._check_open("state_dict")
-        if isinstance(self._interrupted_at, dict):
-            return self._interrupted_at
-        return self._state_at(*(self._interrupted_at or self._numbers()))
+        return self._position()
 
-    def _state_at(self, num_elements: int, number: int) -> dict[str, Any]:
-        answers = self._interpreter.answers_at(num_elements)
-        position = StreamPosition(self._epoch, self._identity.seeds, num_elements, answers)
-        return state_of(self._identity.pipeline(), number, [position.as_plain(self._interpreter.caller)])
+    def _state(self, num_elements: int, number: int) -> dict[str, Any]:
+        return state_of(self._identity.pipeline(), number, [self._interpreters[0].position_at(num_elements)])
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -281,27 +238,21 @@ class ElementIterator(Iterator[Any], Advised):
         ArgumentError
             The position is of another pipeline or version, or this iterator is closed.
         """
-        self._check_open("load_state_dict")
-        has_begun = self._number or self._num_passed or self._is_over or self._current.bundle is not None
-        self._continue_from(state, None if has_begun else self._caller)
-        self._is_over, self._interrupted_at = False, None
+        has_begun = self._number or self._num_passed or self._is_over or self._bundle is not None
+        self._load(state, has_begun=bool(has_begun))
+        self._is_over = False
 
-    def _continue_from(self, state: dict[str, Any], caller: Caller | None) -> None:
+    def _continue_from(self, state: dict[str, Any], *, with_new_caller: bool = False) -> None:
         (position,) = content_of(state, self._identity.pipeline())["positions"]
-        if caller is None:
-            self._interpreter.close()
-            caller = self._make_caller()
-        if position.seeds != self._identity.seeds:
+        if with_new_caller:
+            self._interpreters[0].close()
+            self._caller = self._make_caller()
+        if position.seeds != self._builder.start.seeds:  # type: ignore[union-attr]
             # Operations without a given seed drew their own, which the position replaces.
-            self._identity = replace(self._identity, seeds=position.seeds)
             self._primitive = self._identity.planned(position.seeds)
-        self._open(caller, position.epoch, (position.answers, position.num_elements))
-        self._epoch, self._number, self._num_passed = position.epoch, state["number"], position.num_elements
-        self._identity.note_pass(self._epoch)
-
-    def _check_open(self, operation: str) -> None:
-        if self._builder is None:
-            raise ArgumentError(f"{operation}: this iterator is closed; take the position of one before it is closed")
+        self._open(position)
+        self._number = state["number"]
+        self._identity.note_pass(position.epoch)
 
 
 class ConvertedIterator(Iterator[Any]):
@@ -340,57 +291,6 @@ class ConvertedIterator(Iterator[Any]):
 
     def __repr__(self) -> str:
         return repr(self.source)
-
-
-class _Current:
-    # The bundle being handed out, the place of its next element, and an iterator over the elements from there on.
-    def __init__(self) -> None:
-        self.bundle: StepBundle | None = None
-        self.place = 0
-        self.elements: Iterator[Any] | None = None
-        self.reported: set[str] = set()
-
-    def end(self) -> None:
-        """Drop the references to the bundle."""
-        self.bundle, self.place, self.elements = None, 0, None
-
-    def begin(self, bundle: StepBundle) -> None:
-        """Start handing out another bundle."""
-        self.bundle, self.place, self.elements = bundle, 0, None
-
-    def take(
-        self, caller: Caller, empty: Callable[[], Any] | None, reported_spec: Callable[[], ElementSpec | None]
-    ) -> Any:
-        """Return the next element; raise `StopIteration` at the end of the bundle.
-
-        Raising the error of an element that failed also skips it.
-        """
-        if self.elements is None:
-            self.elements = self._from_here(caller, empty, reported_spec())
-        try:
-            element = next(self.elements)
-        except StopIteration:
-            # Drop the finished bundle even if no other follows.
-            self.bundle = self.elements = None
-            raise
-        except Exception as error:
-            self.elements = None
-            # A batch that is a view of its block is stacked here.
-            self.place += is_of_element(error) or isinstance(error, StackError)
-            if must_raise(error, self.reported):
-                raise
-            return self.take(caller, empty, reported_spec)
-        self.place += 1
-        return element
-
-    def _from_here(self, caller: Caller, empty: Callable[[], Any] | None, spec: ElementSpec | None) -> Iterator[Any]:
-        (lane,) = self.bundle.lanes  # type: ignore[union-attr]
-        places = lane.places[self.place :]
-        elements = _elements(lane, places, caller, empty)
-        if spec is None or any(isinstance(leaf, DatasetSpec) for leaf in spec.leaves):
-            return elements
-        rows = caller.result(lane.ref.handle) if _is_contiguous(lane, places) else None  # type: ignore[union-attr]
-        return _checked(spec, elements, rows)
 
 
 def _checked(spec: ElementSpec, elements: Iterator[Any], rows: Rows | None) -> Iterator[Any]:
@@ -433,7 +333,7 @@ def _is_contiguous(lane: Lane, places: Any) -> bool:
 
 def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIterator:
     """Return an iterator over the elements of a pipeline in one iteration, which no operation counts as a pass."""
-    return ElementIterator(lambda: caller, primitive, (iteration,))
+    return ElementIterator(lambda: caller, primitive, StreamPosition((iteration,), []))
 
 
 def first_elements(primitive: Primitive, number: int) -> list[Any]:
@@ -466,29 +366,26 @@ def good_elements(elements: Iterator[Any], number: int) -> Iterator[Any]:
 
 def rows_of(primitive: Primitive, caller: Caller | None = None, epoch: Epoch = (0,)) -> Iterator[Rows]:
     """Yield the elements as rows, computed by a caller, or in this thread if None; the caller is closed at the end."""
-    return rows_by(Interpreter(caller or Synchronous()), primitive, epoch)
+    return rows_by(Interpreter(caller or Synchronous()), primitive, StreamPosition(epoch, []))
 
 
 def rows_by(
     interpreter: Interpreter,
     primitive: Primitive,
-    epoch: Epoch,
+    start: StreamPosition,
     empty: Callable[[], tuple[Structure, Leaves]] | None = None,
-    start: tuple[Answers, int] | None = None,
 ) -> Iterator[Rows]:
     """Yield the elements of a pass as rows; the interpreter is closed at the end.
 
     Parameters
     ----------
-    interpreter, primitive, epoch
-        The interpreter, the primitive that it runs, and the pass.
+    interpreter, primitive, start
+        The interpreter, the primitive that it runs, and the position at which the pass begins.
     empty
         Creates an element without rows, if the pipeline can have such elements; if None they are left out.
-    start
-        The answers of a position and its number of elements, after which the pass continues.
     """
     try:
-        builder, caller = BundleBuilder(interpreter, primitive, epoch, start=start), interpreter.caller
+        builder, caller = BundleBuilder(interpreter, primitive, start), interpreter.caller
         for bundle in builder:
             (lane,) = bundle.lanes
             places = [place for place in lane.places if place >= 0]

@@ -11,7 +11,6 @@ import numpy as np
 from daskdist.core.failing.failed_element import FAILED
 from daskdist.core.primitive import Exhausted
 from daskdist.errors import OutOfRangeError
-from daskdist.execute.caller import Caller
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 
 # For each pipeline, the number of elements that were handed out.
@@ -25,21 +24,18 @@ class PipelineCursor:
 
     Parameters
     ----------
-    builder, caller
-        The builder of their bundles, and what makes its calls.
-    num_before
-        The number of elements before the position from which the pipeline continues.
+    builder
+        The builder of their bundles.
     """
 
-    def __init__(self, builder: BundleBuilder, caller: Caller, num_before: int = 0) -> None:
+    def __init__(self, builder: BundleBuilder) -> None:
         self.builder = builder
-        self.caller = caller
         self.lanes: list[Lane] = []
         # For each step of the bundle the numbers of rows that its elements have, as far as they are known.
         self.num_rows: Sequence[Collection[int]] = ()
         self.position = self.length = 0
         # The number of elements in the bundles before the current one.
-        self._num_before, self._num_elements = num_before, 0
+        self._num_before, self._num_elements = builder.start.num_elements, 0
 
     def num_handed_out(self) -> int:
         """Return the number of elements that were handed out."""
@@ -70,7 +66,7 @@ class PipelineCursor:
     def _without_empty(self, lane: Lane) -> Lane:
         if lane.lengths is None:
             return lane
-        lengths = np.append(self.caller.result(lane.lengths), 0)
+        lengths = np.append(self.builder.interpreter.caller.result(lane.lengths), 0)
         failed = frozenset(np.flatnonzero(lengths == FAILED).tolist())
         # An element that failed counts as one row.
         num_rows = np.abs(lengths)[np.asarray(lane.places)]

@@ -21,6 +21,7 @@ from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.messages.failure import Failure
+from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import first_elements, rows_by
 from daskdist.ops.with_options import Options, WithOptions, merged_options
@@ -341,7 +342,7 @@ def _end(ref: weakref.ref[Producer], failure: Failure | None) -> None:
 def _rows_of(node: Node, spec: TaskSpec, client: Any, fetch: Fetch | None) -> Iterator[Rows]:
     primitive, caller = _planned(node, spec, client, fetch)
     interpreter = Interpreter(caller, budget_bytes=merged_options(node).memory_budget_bytes)
-    return rows_by(interpreter, primitive, spec.draws.epoch)
+    return rows_by(interpreter, primitive, StreamPosition(spec.draws.epoch, []))
 
 
 def _planned(node: Node, spec: TaskSpec, client: Any, fetch: Fetch | None) -> tuple[Primitive, Caller]:

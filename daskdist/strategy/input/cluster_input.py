@@ -29,7 +29,7 @@ from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placi
 from daskdist.ops.read_files import ReadFiles
 from daskdist.storage.locations import Addresses, Locations
 from daskdist.strategy.input.device_staging import copy_stats_on_worker
-from daskdist.strategy.input.input_backend import PipelineDataset
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, make_on_worker, summary_on_worker
 from daskdist.strategy.input.options import InputContext
 
@@ -37,7 +37,7 @@ from daskdist.strategy.input.options import InputContext
 _MOST_TRANSFERS: Final = 10_000
 
 
-class ClusterInput:
+class ClusterInput(InputBackend):
     """Datasets that are read on the workers of a cluster."""
 
     def __init__(self, submit: Submit, token: str) -> None:
@@ -68,7 +68,7 @@ class ClusterInput:
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
-    ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
+    ) -> tuple[list[Node], list[DatasetSummary], Callable[[], Caller]]:
         """Create the dataset of each input pipeline on its worker; the datasets stay there."""
         call = self._submit.call
         dataset_fn = sent_function(dataset_fn, "distribute_datasets_from_function", len(contexts))
@@ -81,11 +81,11 @@ class ClusterInput:
             for handle, (worker, _) in zip(held, contexts, strict=True)
         ]
         summaries: list[DatasetSummary] = self._submit.results(asked)
-        datasets = [
-            PipelineDataset(OnWorker(handle, str(worker), summary), summary)
+        nodes: list[Node] = [
+            OnWorker(handle, str(worker), summary)
             for handle, summary, (worker, _) in zip(held, summaries, contexts, strict=True)
         ]
-        return datasets, self._reader
+        return nodes, summaries, self._reader
 
     def place(self, node: FromTensorSlices) -> Node:
         """Send the rows to the workers in blocks, and return a source that reads those blocks."""

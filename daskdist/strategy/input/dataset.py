@@ -5,26 +5,21 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final
 
-from daskdist.cached_property import cached_property
 from daskdist.core.cardinality import UNKNOWN, counted
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch
 from daskdist.core.spec import (
-    AnyRankSpec,
     DatasetSpec,
-    PerReplicaSpec,
     RaggedTensorSpec,
-    SpecUnknown,
     TensorSpec,
 )
 from daskdist.dataset import Dataset, spec_by
 from daskdist.devices import Device, named
 from daskdist.display.drawing import cardinality_in_words, is_cheap_to_list
-from daskdist.display.missing_methods import advice_for, missing_attribute
+from daskdist.display.missing_methods import Advised
 from daskdist.display.pages import distributed_page
 from daskdist.display.plain_text import PlainText
 from daskdist.display.plan import shares_table, tree
@@ -42,7 +37,7 @@ from daskdist.strategy.input.device_maps import SuppliedDataset
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pass_position import PassSource
-from daskdist.strategy.input.pipeline import Pipeline, num_steps, pipelines_of, shares_of
+from daskdist.strategy.input.pipeline import Pipeline, pipelines_of, shares_of
 from daskdist.strategy.input.progress_steps import ProgressSteps
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
@@ -53,7 +48,7 @@ logger: Final = logging.getLogger("daskdist")
 _logged: Final[weakref.WeakKeyDictionary[StrategyContract, set[str]]] = weakref.WeakKeyDictionary()
 
 
-class DistributedDataset:
+class DistributedDataset(Advised):
     """A dataset for all replicas. Iterate over it: each step is one batch a replica.
 
     Returned by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. It takes no further
@@ -97,7 +92,6 @@ class DistributedDataset:
             self._code_of_feed = self._code_tokens()
             self._last_feed = self._make_feed()
             self._plans = None
-            self.__dict__.pop("_known_element_spec", None)
             self._fed_replicas = replicas
         return self._last_feed
 
@@ -114,14 +108,9 @@ class DistributedDataset:
     def _iterator(self, epochs_of: Callable[[ReplicaFeed], list[Epoch]]) -> DistributedIterator:
         check_in_program("iter")
         feed = self._feed_for_pass()
-        iterator = DistributedIterator(
-            self._strategy, feed, epochs_of(feed), self._known_element_spec, self._options, self._after_loss
-        )
+        iterator = DistributedIterator(self._strategy, feed, epochs_of(feed), self._options, lambda: self._feed)
         internals_of(self._strategy).backend.note_iterator(iterator)
         return iterator
-
-    def _after_loss(self) -> tuple[ReplicaFeed, Any]:
-        return self._feed, self._known_element_spec
 
     def progress(self, title: str = "") -> ProgressSteps:
         """Return the steps of one pass, with progress shown on standard error.
@@ -144,7 +133,7 @@ class DistributedDataset:
         feed = self._last_feed
         is_counted = all(map(is_cheap_to_list, nodes_of(iterator)))
         total = feed.cardinality() if is_counted else UNKNOWN
-        return ProgressSteps(iterator, feed.pipelines, total if total >= 0 else None, title)
+        return ProgressSteps(iterator, feed.source.pipelines, total if total >= 0 else None, title)
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a distributed dataset stays in its program. {TO_REPLICAS}")
@@ -166,29 +155,7 @@ class DistributedDataset:
         SpecUnknown
             A function that replicas call on their devices cannot be called here.
         """
-        num_replicas = self._strategy.num_replicas_in_sync
-        spec = self._feed.spec
-        if num_replicas > 1:
-            spec = spec.with_leaves(list(map(self._piece, spec.leaves)))
-        spec = self._feed.maps[0].spec_after(spec)
-        if num_replicas == 1:
-            return spec.packed
-        return spec.structure.pack([PerReplicaSpec(*[leaf] * num_replicas) for leaf in spec.leaves])
-
-    def _piece(self, leaf: TensorSpec) -> TensorSpec:
-        # The spec of one replica's part. A replica without a scalar in a step gets an empty array.
-        if not leaf.shape:
-            return leaf if self._feed.length(1) else AnyRankSpec(dtype=leaf.dtype, name=leaf.name)
-        return replace(leaf, shape=(self._feed.length(leaf.shape[0]), *leaf.shape[1:]))
-
-    @cached_property
-    def _known_element_spec(self) -> Any:
-        """The `element_spec`; None if it is not known before there are elements."""
-        # Cached: it may call the replicas' functions with samples.
-        try:
-            return self.element_spec
-        except SpecUnknown:
-            return None
+        return self._feed.element_spec
 
     def cardinality(self) -> int:
         """Return the number of steps; `UNKNOWN` (-2) or `INFINITE` (-1) otherwise.
@@ -215,9 +182,9 @@ class DistributedDataset:
                 [
                     f"{counted(len(replicas), 'replica')} on {counted(len(self._strategy.workers), 'worker')}",
                     f"sharding: {feed.sharding_title} ({feed.sharding})",
-                    shares_table(shares_of(feed.pipelines, replicas)),
+                    shares_table(shares_of(feed.source.pipelines, replicas)),
                     "pipeline:",
-                    tree(feed.pipelines[0].node),
+                    tree(feed.source.pipelines[0].node),
                     *[f"  {line}  # on the device of each replica" for line in feed.maps[0].lines],
                     *self._left_on_the_host(),
                     *self._gathered_on_devices(),
@@ -228,7 +195,7 @@ class DistributedDataset:
     def _left_on_the_host(self) -> list[str]:
         # A line about the leaves that stay on the host although replicas are on devices.
         devices = [device for replica in self._strategy.replicas if not (device := named(replica.device)).is_host]
-        spec = self._feed.spec
+        spec = self._feed.source.spec
         left = [
             f"{path or '(the element)'} ({reason})"
             for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
@@ -237,45 +204,38 @@ class DistributedDataset:
         return [f"on the host, as devices have no such arrays: {', '.join(left)}"] if left else []
 
     def _gathered_on_devices(self) -> list[str]:
-        pipeline = self._feed.pipelines[0]
+        pipeline = self._feed.source.pipelines[0]
         is_wanted = merged_options(pipeline.node).shuffle_on_device
         if not (is_on_devices(pipeline.primitive) if is_wanted is None else is_wanted):
             return []
         if all(named(replica.device).is_host for replica in self._strategy.replicas):
             return ["shuffle_on_device: of no effect, as all replicas are on the host"]
         where = "" if self._strategy.workers == (None,) else "in loops on replicas, "
-        return [f"shuffle_on_device: {where}{describe_row_order(pipeline.primitive, self._feed.spec)}"]
+        return [f"shuffle_on_device: {where}{describe_row_order(pipeline.primitive, self._feed.source.spec)}"]
 
     def _repr_html_(self) -> str:
         # Show the last feed, as asking for the current replicas may wait for workers.
         feed, replicas = self._last_feed, self._fed_replicas
-        is_counted = all(is_cheap_to_list(pipeline.node) for pipeline in feed.pipelines)
+        is_counted = all(is_cheap_to_list(pipeline.node) for pipeline in feed.source.pipelines)
         steps = cardinality_in_words(feed.cardinality() if is_counted else None, "step")
         return distributed_page(
             type(self).__name__,
             [steps, counted(len(replicas), "replica")],
-            shares_of(feed.pipelines, replicas, reads_indexes=False),
+            shares_of(feed.source.pipelines, replicas, reads_indexes=False),
             f"{feed.sharding_title} ({feed.sharding})",
-            feed.pipelines[0].node,
-            feed.spec,
+            feed.source.pipelines[0].node,
+            feed.source.spec,
             [f"{line}, on the device of each replica" for line in feed.maps[0].lines],
             is_counted=is_counted,
         )
 
     def __repr__(self) -> str:
         replicas = counted(self._strategy.num_replicas_in_sync, "replica")
-        return f"<DistributedDataset over {replicas}: {self._known_element_spec}>"
+        return f"<DistributedDataset over {replicas}: {self._last_feed.known_element_spec}>"
 
-    # Hidden from type checkers, for which `__getattr__` would make all names valid.
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if hasattr(type(self), name):
-                # A property raised an AttributeError.
-                object.__getattribute__(self, name)
-            is_of_datasets = not name.startswith("_") and hasattr(Dataset, name)
-            advice = f"dataset.{name} before distribute_dataset" if is_of_datasets else advice_for(type(self), name)
-            raise missing_attribute(self, f"{type(self).__name__!r} object", name, advice)
+    def _advice_for(self, name: str) -> str | None:
+        is_of_datasets = not name.startswith("_") and hasattr(Dataset, name)
+        return f"dataset.{name} before distribute_dataset" if is_of_datasets else super()._advice_for(name)
 
 
 def strategy_of(dataset: DistributedDataset) -> StrategyContract:
@@ -285,7 +245,7 @@ def strategy_of(dataset: DistributedDataset) -> StrategyContract:
 
 def input_pipelines_of(dataset: DistributedDataset) -> Sequence[Pipeline]:
     """Return the input pipelines; the first feeds the first replicas, and so on."""
-    return dataset._feed.pipelines
+    return dataset._feed.source.pipelines
 
 
 def options_of(dataset: DistributedDataset) -> InputOptions:
@@ -303,7 +263,9 @@ def feed_for_pass(dataset: DistributedDataset) -> ReplicaFeed:
 
 def iterator_in_pass(dataset: DistributedDataset, contents: Node, epoch: Epoch) -> DistributedIterator:
     """Return an iterator over a pass of the operation that the dataset is the contents of; it takes no number."""
-    return dataset._iterator(lambda feed: epochs_in_pass(contents, epoch, [part.node for part in feed.pipelines]))
+    return dataset._iterator(
+        lambda feed: epochs_in_pass(contents, epoch, [part.node for part in feed.source.pipelines])
+    )
 
 
 def plans_of_feed(dataset: DistributedDataset, make: Callable[[], Any]) -> Any:
@@ -311,11 +273,6 @@ def plans_of_feed(dataset: DistributedDataset, make: Callable[[], Any]) -> Any:
     if dataset._plans is None:
         dataset._plans = make()
     return dataset._plans
-
-
-def known_element_spec(dataset: DistributedDataset) -> Any:
-    """Return the ``element_spec`` of a dataset; None if it is not known before there are elements."""
-    return dataset._known_element_spec
 
 
 def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
@@ -371,18 +328,8 @@ def _make_feed(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaF
     if len(workers) > 1:
         _log_once(strategy, node, sharding)
 
-    def length(num_rows: int | None) -> int | None:
-        is_even = len(workers) == 1 and num_rows is not None and num_rows % len(consumers) == 0
-        return (num_rows or 0) // len(consumers) if is_even else None
-
-    def cardinality() -> int:
-        return num_steps(pipelines, drops_uneven=bool(dataset_options.drop_uneven))
-
     return ReplicaFeed(
-        pipelines,
-        spec,
-        length,
-        cardinality,
+        len(consumers) if len(workers) == 1 else None,
         lambda: internals_of(strategy).input.reader(dataset),
         bool(dataset_options.drop_uneven),
         sharding,

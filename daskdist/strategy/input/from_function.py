@@ -8,7 +8,7 @@ from typing import Any
 
 from dask.base import tokenize
 
-from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.reach import all_from
 from daskdist.core.node import Node, counting
@@ -19,11 +19,10 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.resume.position import PipelineIdentity
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.input.dataset import DistributedDataset
-from daskdist.strategy.input.input_backend import PipelineDataset
-from daskdist.strategy.input.on_worker import OnWorker
+from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.input.pass_position import PassSource
-from daskdist.strategy.input.pipeline import Pipeline
+from daskdist.strategy.input.pipeline import Pipeline, num_steps
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.contract import StrategyContract, internals_of
 
@@ -52,40 +51,37 @@ def _make_feed(
     num_replicas = strategy.num_replicas_in_sync
     contexts = [InputContext(len(served), number, num_replicas) for number in range(len(served))]
     workers = [consumers[0] for consumers in served]
-    datasets, reader = internals_of(strategy).input.make_datasets(dataset_fn, list(zip(workers, contexts, strict=True)))
-    spec = _common_spec(datasets, workers)
+    by_worker = list(zip(workers, contexts, strict=True))
+    nodes, summaries, reader = internals_of(strategy).input.make_datasets(dataset_fn, by_worker)
+    spec = _common_spec(summaries, workers)
     varies = any(leaf.shape is None or (leaf.shape and leaf.shape[0] is None) for leaf in spec.leaves)
     pipelines = [
-        Pipeline(_counted_by(counters, dataset.node), (worker,), consumers, varies)
-        for dataset, worker, consumers in zip(datasets, workers, served, strict=True)
+        Pipeline(_counted_by(counters, node), (worker,), consumers, varies)
+        for node, worker, consumers in zip(nodes, workers, served, strict=True)
     ]
-    drops_uneven = any(dataset.summary.options.drop_uneven for dataset in datasets)
-    turns = [(dataset.summary.cardinality, len(consumers)) for dataset, consumers in zip(datasets, served, strict=True)]
-    is_always_full = drops_uneven or _come_out_even(turns)
+    drops_uneven = any(summary.options.drop_uneven for summary in summaries)
+    is_always_full = drops_uneven or UNKNOWN != num_steps(pipelines) == num_steps(pipelines, drops_uneven=True)
     return ReplicaFeed(
-        pipelines,
-        spec,
-        lambda num_rows: num_rows if is_always_full else None,
-        lambda: _cardinality(turns, drops_uneven=drops_uneven),
+        1 if is_always_full else None,
         reader,
         drops_uneven,
         Decision(AutoShardPolicy.OFF, f"called once for each input pipeline, of which there are {len(served)}"),
         f"by {getattr(dataset_fn, '__qualname__', repr(dataset_fn))}",
-        tuple(dataset.summary.device_maps for dataset in datasets),
+        tuple(summary.device_maps for summary in summaries),
         PassSource(
             pipelines[0].node,
             spec,
             pipelines,
             len(served),
             "OFF",
-            known_identity=_identity_of(datasets),
-            obstacle=next(filter(None, (dataset.summary.obstacle for dataset in datasets)), ""),
+            known_identity=_identity_of(summaries),
+            obstacle=next(filter(None, (summary.obstacle for summary in summaries)), ""),
         ),
     )
 
 
-def _identity_of(datasets: Sequence[PipelineDataset]) -> PipelineIdentity:
-    identities = [dataset.summary.identity for dataset in datasets]
+def _identity_of(summaries: Sequence[DatasetSummary]) -> PipelineIdentity:
+    identities = [summary.identity for summary in summaries]
     fingerprints, orders = zip(*((identity.fingerprint, identity.order) for identity in identities), strict=True)
     return PipelineIdentity(str(tokenize(fingerprints)), identities[0].operations, "; ".join(orders))
 
@@ -115,11 +111,11 @@ def _served(strategy: StrategyContract, mode: InputReplicationMode) -> list[tupl
     return [(worker,) * consumers.count(worker) for worker in strategy.workers]
 
 
-def _common_spec(datasets: Sequence[PipelineDataset], workers: Sequence[str | None]) -> ElementSpec:
-    first = datasets[0].summary.spec
+def _common_spec(summaries: Sequence[DatasetSummary], workers: Sequence[str | None]) -> ElementSpec:
+    first = summaries[0].spec
     common = first
-    for number, (dataset, worker) in enumerate(zip(datasets, workers, strict=True)):
-        spec = dataset.summary.spec
+    for number, (summary, worker) in enumerate(zip(summaries, workers, strict=True)):
+        spec = summary.spec
         merged = common.most_general_common_spec(spec) if _is_like(spec, first) else None
         if merged is None:
             raise ArgumentError(
@@ -137,28 +133,3 @@ def _is_like(spec: ElementSpec, other: ElementSpec) -> bool:
     pairs = zip(spec.leaves, other.leaves, strict=True)
     # Dtypes are compared when the specs are merged.
     return all(one.of_any_length().shape == another.of_any_length().shape for one, another in pairs)
-
-
-def _come_out_even(turns: Sequence[tuple[int, int]]) -> bool:
-    # True if every replica has an element in every step.
-    if all(number == INFINITE for number, _ in turns):
-        return True
-    is_known = all(number >= 0 and number % per_step == 0 for number, per_step in turns)
-    return is_known and len({number // per_step for number, per_step in turns}) == 1
-
-
-def _cardinality(turns: Sequence[tuple[int, int]], *, drops_uneven: bool) -> int:
-    steps = [_num_steps(number, per_step, rounds_up=not drops_uneven) for number, per_step in turns]
-    if UNKNOWN in steps:
-        return UNKNOWN if drops_uneven or INFINITE not in steps else INFINITE
-    finite = [num_steps for num_steps in steps if num_steps != INFINITE]
-    if drops_uneven:
-        return min(finite, default=INFINITE)
-    return INFINITE if INFINITE in steps else max(finite)
-
-
-def _num_steps(number: int, per_step: int, *, rounds_up: bool) -> int:
-    # The number of steps of ``number`` elements, ``per_step`` in each.
-    if number < 0:
-        return number
-    return -(-number // per_step) if rounds_up else number // per_step

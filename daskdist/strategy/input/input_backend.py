@@ -1,10 +1,9 @@
-"""`InputBackend`, the interface that reads and places a strategy's datasets, and its in-process implementation."""
+"""`InputBackend`, which reads and places a strategy's datasets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node
@@ -20,103 +19,56 @@ from daskdist.strategy.input.on_worker import DatasetSummary, make_dataset, summ
 from daskdist.strategy.input.options import InputContext
 
 
-@dataclass(frozen=True)
-class PipelineDataset:
-    """The dataset of one input pipeline."""
-
-    node: Node
-    summary: DatasetSummary
-
-
-class InputBackend(Protocol):
-    """Reads and places the datasets of a strategy.
-
-    ===================  ==================================================================
-    input backend        datasets are read
-    ===================  ==================================================================
-    `LocalInput`         in this process
-    `ClusterInput`       by Dask's tasks on the workers of a cluster
-    ===================  ==================================================================
-    """
+class InputBackend:
+    """Reads and places the datasets of a strategy, in this process; `ClusterInput` does so on workers."""
 
     def check(self, dataset: Dataset) -> None:
-        """Raise an error if a dataset cannot be sent to workers, or has files on a worker outside the cluster."""
-        ...
+        """Raise an error if a dataset cannot be sent to workers, or has files on a worker outside the cluster.
+
+        This process can read every dataset.
+        """
 
     def reader(self, dataset: Dataset) -> Caller:
         """Return a caller for one pass over a dataset; it is closed when the pass ends."""
-        ...
-
-    def make_datasets(
-        self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
-    ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
-        """Create each input pipeline's dataset on its worker; return them and a function that makes a pass's caller."""
-        ...
-
-    def place(self, node: FromTensorSlices) -> Node:
-        """Return a source of the same elements, stored on the workers that will read them."""
-        ...
-
-    def addresses(self, locations: Locations) -> Callable[[str], Sequence[str]]:
-        """Return a function that maps a file's path to the workers that have it; to no workers if all have it."""
-        ...
-
-    def with_kept_blocks(
-        self, plans: Sequence[Any], futures: Mapping[Any, Any], referenced: Mapping[Any, Any]
-    ) -> Sequence[Any]:
-        """Return the plans with the addresses of blocks that the cluster has, or is computing."""
-        ...
-
-    def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
-        """Return statistics of copies to (worker, device) pairs; None if no other process makes copies."""
-        ...
-
-    def worker_times(self, caller: Caller) -> WorkerTimes | None:
-        """Return how workers spend their time on the tasks of a caller from `reader`; None without workers."""
-        ...
-
-
-class LocalInput:
-    """Datasets that are read in this process."""
-
-    def check(self, dataset: Dataset) -> None:
-        """Accept every dataset."""
-
-    def reader(self, dataset: Dataset) -> Caller:
-        """Return a caller of this process."""
         options = dataset.options()
         return local_caller(node_of(dataset), options.num_threads, num_processes=options.num_processes)
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
-    ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
-        """Create the dataset of each input pipeline."""
+    ) -> tuple[list[Node], list[DatasetSummary], Callable[[], Caller]]:
+        """Create each input pipeline's dataset on its worker.
+
+        Returns
+        -------
+        nodes, summaries, reader
+            The sources of their elements, their summaries, and a function that makes the caller for a pass.
+        """
         datasets = [make_dataset(dataset_fn, context) for _, context in contexts]
 
         def caller() -> Caller:
             # Use threads if at least one of the datasets benefits from them.
             return next((caller for caller in map(self.reader, datasets) if caller.num_ahead), Synchronous())
 
-        return [PipelineDataset(node_of(dataset), summary_of(dataset)) for dataset in datasets], caller
+        return list(map(node_of, datasets)), list(map(summary_of, datasets)), caller
 
     def place(self, node: FromTensorSlices) -> Node:
-        """Return the source unchanged: its arrays are in this process already."""
+        """Return a source of the same elements, stored where they will be read: here that is the same one."""
         return node
 
     def addresses(self, locations: Locations) -> Callable[[str], Sequence[str]]:
-        """Return a function that names no workers: this process has all files."""
+        """Return a function that maps a file's path to the workers that have it; to no workers if all have it."""
         return lambda path: ()
 
     def with_kept_blocks(
         self, plans: Sequence[Any], futures: Mapping[Any, Any], referenced: Mapping[Any, Any]
     ) -> Sequence[Any]:
-        """Return the plans unchanged."""
+        """Return the plans with the addresses of blocks that the cluster has, or is computing."""
         return plans
 
     def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
-        """Return None: iterators in this process count their own copies."""
+        """Return statistics of copies to (worker, device) pairs; None if no other process makes copies."""
         return None
 
     def worker_times(self, caller: Caller) -> WorkerTimes | None:
-        """Return None: callers of this process measure their own times."""
+        """Return how workers spend their time on the tasks of a caller from `reader`; None without workers."""
         return None

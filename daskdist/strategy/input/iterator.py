@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from threading import RLock
-from time import perf_counter
+from contextlib import nullcontext
 from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
 from daskdist.core.failing.error_copy import type_and_arguments
 from daskdist.core.failing.failed_element import is_of_element, must_raise
-from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.node import warn_if_empty
 from daskdist.core.primitive import Epoch
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.structure import Leaves
 from daskdist.devices import named
-from daskdist.display.missing_methods import Advised
-from daskdist.display.pages import times_in_words, times_page
-from daskdist.display.step_times import StepTimes, WorkerTimes
-from daskdist.errors import ArgumentError, ClusterError, OutOfRangeError, RepeatedLossError, UserFunctionError
-from daskdist.execute.caller import LocalCaller
+from daskdist.display.step_times import WorkerTimes
+from daskdist.errors import ClusterError, OutOfRangeError, RepeatedLossError
 from daskdist.execute.resume.position import StreamPosition
-from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
-from daskdist.execute.stream.interpreter import INTERRUPTED, Interpreter, logger, stats_of
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.pass_iterator import PassIterator
 from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.stream.window import Windows
@@ -36,10 +30,10 @@ from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
+from daskdist.passes.numbering import note_pass
 from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.input.device_staging import HostSteps, ahead_of
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pass_position import seeds_of
 from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
@@ -54,29 +48,31 @@ from daskdist.strategy.values.refs import GlobalBatch, Ref, Refs, TaskResults, r
 _STEPS_OF_MEMORY: Final = 4
 
 
-class DistributedIterator(Advised):
+class DistributedIterator(PassIterator):
     """An iterator over a distributed dataset: each value is a step of all replicas.
 
     Several threads may take steps from one iterator: each step goes to exactly one of them. Functions that
     `Strategy.run` calls cannot use it: give them the step, or the distributed dataset.
     """
 
+    _unit = "step"
+
     def __init__(
         self,
         strategy: StrategyContract,
         feed: ReplicaFeed,
         epochs: Sequence[Epoch],
-        element_spec: Any,
         options: InputOptions,
-        after_loss: Callable[[], tuple[ReplicaFeed, Any]],
+        after_loss: Callable[[], ReplicaFeed],
     ) -> None:
-        self.element_spec = element_spec
+        super().__init__()
+        self.element_spec = feed.known_element_spec
         self._strategy = strategy
         self._internals = internals_of(strategy)
         self._feed = feed
-        # Returns the feed and the spec for the replicas that are left, after some were lost.
+        # Returns the feed for the replicas that are left, after some were lost.
         self._after_loss = after_loss
-        pipelines, spec = feed.pipelines, feed.spec
+        pipelines, spec = feed.source.pipelines, feed.source.spec
         self._is_here = pipelines[0].consumers[0] is None
         # The replicas that the feed is for; in this process none can be lost.
         self._replicas = () if self._is_here else self._internals.replicas_left()
@@ -84,10 +80,6 @@ class DistributedIterator(Advised):
         self._structure, self._pack = spec.structure, spec.structure.packer
         self._specs = spec.leaves
         self._reported: set[str] = set()
-        self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
-        self._num_steps = 0
-        self._times = StepTimes()
-        self._lock = RLock()
         self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
         # The backend that fetches values that are looked at.
         self._backend: Any = self._internals.backend
@@ -97,16 +89,14 @@ class DistributedIterator(Advised):
         self._puts_on_devices = options.fetch_to_device and not all(device.is_host for device in self._devices)
         # The earlier parts of the pass, divided otherwise than the rest.
         self._sections: list[PassSection] = []
-        self._open(pipelines, epochs, [None] * len(pipelines))
+        seeds = [pipeline.seeds for pipeline in pipelines]
+        self._open(pipelines, list(map(StreamPosition, epochs, seeds)))
         self._skips_empty = any(merged_options(pipeline.node).last_batch == "skip_empty" for pipeline in pipelines)
         # The steps that are read ahead for copies to devices, from the first step on.
         self._host_steps: HostSteps | None = None
         self._ahead: DevicePrefetch | None = None
         # The numbers handed out after the last step that left `_ahead`.
         self._handed_out: HandedOut = []
-        self._is_over = self._is_closed = False
-        # The position before a step whose request was interrupted: the arguments of `_state`, or its result.
-        self._interrupted_at: tuple[HandedOut, int, frozenset[int]] | dict[str, Any] | None = None
         # The bytes of the bundles on each worker that were handed out and are still referenced, mostly by steps under
         # way; None without a limit of memory.
         memory_bytes = None if self._is_here else caller.memory_bytes
@@ -118,19 +108,16 @@ class DistributedIterator(Advised):
         # Ends the caller's threads when it is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
-    def _open(
-        self, pipelines: Sequence[Pipeline], epochs: Sequence[Epoch], starts: Sequence[tuple[Answers, int] | None]
-    ) -> None:
+    def _open(self, pipelines: Sequence[Pipeline], starts: Sequence[StreamPosition]) -> None:
         devices, options = self._devices, self._options
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Memory pinned for one device of a kind serves all devices of that kind.
         is_pinned = self._puts_on_devices and len({device.kind for device in devices}) == 1
         fails_by_replica = self._feed.source.share_out is None and not self._feed.drops_uneven
         feeds: list[PipelineCursor] = []
-        self._interpreters: list[Interpreter] = []
-        self._pipelines, self._epochs = pipelines, epochs
+        self._interpreters = []
         self._nodes = [pipeline.node for pipeline in pipelines]
-        for pipeline, epoch, start in zip(pipelines, epochs, starts, strict=True):
+        for pipeline, start in zip(pipelines, starts, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
             first = sum(num_lanes[: len(feeds)])
@@ -144,16 +131,15 @@ class DistributedIterator(Advised):
             builder = BundleBuilder(
                 interpreter,
                 primitive,
-                epoch,
+                start,
                 pipeline.consumers,
-                start=start,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else local_empty,
                 device_gathers=gathers,
                 as_views=self._is_here and not is_pinned,
             )
-            feeds.append(PipelineCursor(builder, self._caller, 0 if start is None else start[1]))
+            feeds.append(PipelineCursor(builder))
         # The numbers of rows of a step without known ones.
         self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
         self._feeds = JointCursor(feeds, drops_uneven=self._feed.drops_uneven, fails_by_replica=fails_by_replica)
@@ -194,28 +180,11 @@ class DistributedIterator(Advised):
             It is called inside a function that `Strategy.run` calls.
         """
         check_in_program("next")
-        begun_at = perf_counter()
-        with self._lock:
-            if self._interrupted_at is not None:
-                self._reopen()
-            before = self._numbers()
-            try:
-                try:
-                    value = self._next()
-                    if self._feed.maps_on_replicas is not None:
-                        value = self._mapped(value)
-                finally:
-                    self._times.note(begun_at, perf_counter())
-                self._times.num_steps += 1
-                return value
-            except UserFunctionError as error:
-                raise shortened(error) from error.__cause__
-            except Exception:
-                raise
-            except BaseException:
-                # A step that was taken from a queue may be lost.
-                self._interrupted_at = before
-                raise
+        return super().__next__()
+
+    def _next(self) -> Any:
+        value = self._next_step()
+        return value if self._feed.maps_on_replicas is None else self._mapped(value)
 
     def _has_changed(self, **when: bool) -> bool:
         return not self._is_here and self._internals.replicas_left(**when) is not self._replicas
@@ -226,17 +195,10 @@ class DistributedIterator(Advised):
 
     def _numbers(self) -> tuple[HandedOut, int, frozenset[int]]:
         handed_out = self._feeds.handed_out() if self._host_steps is None else self._handed_out
-        return handed_out, self._num_steps, self._feeds.done
+        return handed_out, self._number, self._feeds.done
 
-    def _reopen(self) -> None:
-        # Open the pipelines again at the position before an interrupt; another interrupt may come meanwhile.
-        if not (self._is_over or self._failure or self._is_closed):
-            if self._ahead is not None or any(interpreter.runs_generators for interpreter in self._interpreters):
-                raise ArgumentError(INTERRUPTED)
-            if isinstance(self._interrupted_at, tuple):
-                self._interrupted_at = self._state(*self._interrupted_at)
-            self._continue_from(self._interrupted_at)  # type: ignore[arg-type]
-        self._interrupted_at = None
+    def _loses_elements(self) -> bool:
+        return self._ahead is not None or super()._loses_elements()
 
     def _continue_with_replicas(self, failure: Exception | None = None) -> None:
         # Share out the rest of the pass over the replicas that are left, if some were lost; raise the failure of their
@@ -251,15 +213,15 @@ class DistributedIterator(Advised):
             self._internals.raise_unobserved()
             raise
         self._replicas = self._internals.replicas_left()
-        feed, element_spec = self._after_loss()
+        feed = self._after_loss()
         if feed.source.follows(self._feed.source):
             state = self._state(*self._numbers())
-            self._feed, self.element_spec = feed, element_spec
+            self._feed, self.element_spec = feed, feed.known_element_spec
             self._continue_from(state)
         elif failure is not None:
             raise failure
 
-    def _next(self, lost: Exception | None = None) -> Any:
+    def _next_step(self, lost: Exception | None = None) -> Any:
         if self._failure:
             # Raise the failure again instead of skipping it silently.
             raise self._failure[0](*self._failure[1])
@@ -268,11 +230,7 @@ class DistributedIterator(Advised):
                 self._continue_with_replicas(lost)
             return self._step()
         except OutOfRangeError:
-            if num_skipped := self._own_stats()["num_skipped"]:
-                logger.warning("left out %d elements in all", num_skipped)
-            elif not (self._num_steps or self._is_over):
-                warn_if_empty(self._nodes)
-            self._is_over = True
+            self._note_end(has_elements=self._number > 0)
             self._close()
             self._internals.raise_unobserved()
             raise
@@ -281,11 +239,11 @@ class DistributedIterator(Advised):
                 # Only this step failed; others follow it.
                 if must_raise(error, self._reported):
                     raise
-                return self._next()
+                return self._next_step()
             is_of_step = isinstance(error, ClusterError) and not self._puts_on_devices
             if is_of_step and self._has_changed(after_error=True):
                 # A worker was lost while its data was waited for.
-                return self._next(error)
+                return self._next_step(error)
             self._fail(error)
             raise
 
@@ -353,21 +311,12 @@ class DistributedIterator(Advised):
         return stats if copied is None else {**stats, "device": copied.as_dict()}
 
     def _own_stats(self) -> dict[str, Any]:
-        # These statistics need no answers of workers.
-        times = self._times.as_dict()
-        busy = {"busy_s": self._caller.busy.by_name()} if isinstance(self._caller, LocalCaller) else {}
-        ahead = dict(zip(("ahead_bytes", "most_ahead_bytes"), self._ahead_bytes(), strict=True))
-        return {**stats_of(self._interpreters, self._num_steps), **times, **ahead, **busy}
+        ahead_bytes, most_ahead_bytes = self._ahead_bytes()
+        return {**super()._own_stats(), "ahead_bytes": ahead_bytes, "most_ahead_bytes": most_ahead_bytes}
 
     def _ahead_bytes(self) -> tuple[int, int]:
         windows = [window for interpreter in self._interpreters for window in list(interpreter.bundles.values())]
         return sum(window.used_bytes for window in windows), sum(window.limit_bytes for window in windows)
-
-    def _repr_html_(self) -> str:
-        return times_page(type(self).__name__, self._own_stats())
-
-    def __repr__(self) -> str:
-        return f"<DistributedIterator: {times_in_words(self._own_stats())}>"
 
     @synchronized
     def close(self) -> None:
@@ -402,25 +351,13 @@ class DistributedIterator(Advised):
         ArgumentError
             This iterator is closed.
         """
-        if self._is_closed:
-            raise ArgumentError("state_dict: this iterator is closed; take the position of one before it is closed")
-        if isinstance(self._interrupted_at, dict):
-            return self._interrupted_at
-        numbers = self._interrupted_at or self._numbers()
-        if self._host_steps is None:
-            return self._state(*numbers)
-        with self._host_steps.reading:
-            return self._state(*numbers)
+        return self._position()
 
     def _state(self, handed_out: HandedOut, num_steps: int, done: frozenset[int]) -> dict[str, Any]:
-        positions = []
-        for epoch, seeds, num_elements, interpreter in zip(
-            self._epochs, seeds_of(self._pipelines), handed_out, self._interpreters, strict=True
-        ):
-            positions.append(StreamPosition(epoch, seeds, num_elements, interpreter.answers_at(num_elements)))
-        caller = self._interpreters[0].caller
-        plain = [position.as_plain(caller) for position in positions]
-        return self._feed.source.state(plain, self._sections, num_steps, done, is_over=self._is_over)
+        streams = zip(self._interpreters, handed_out, strict=True)
+        with nullcontext() if self._host_steps is None else self._host_steps.reading:
+            positions = [interpreter.position_at(num_elements) for interpreter, num_elements in streams]
+        return self._feed.source.state(positions, self._sections, num_steps, done, is_over=self._is_over)
 
     @synchronized
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -436,34 +373,31 @@ class DistributedIterator(Advised):
         ArgumentError
             The position is of another dataset or version, or this iterator is closed.
         """
-        if self._is_closed:
-            raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
-        has_begun = self._num_steps > 0 or self._is_over or any(self._feeds.handed_out())
-        is_used = has_begun or self._failure is not None or self._ahead is not None
-        self._continue_from(state, with_new_caller=is_used)
+        has_begun = self._number > 0 or self._is_over or any(self._feeds.handed_out())
+        self._load(state, has_begun=has_begun or self._failure is not None or self._ahead is not None)
 
     def _continue_from(self, state: dict[str, Any], *, with_new_caller: bool = False) -> None:
         source = self._feed.source
-        sections, section, positions, num_steps, is_over, done = source.position_of(state)
-        self._sections, pipelines, positions = source.pipelines_at(sections, section, positions)
+        self._sections, pipelines, positions, epochs, num_steps, is_over, done = source.position_of(state)
         if with_new_caller:
             self._close()
-            self._ahead = self._host_steps = self._failure = self._interrupted_at = None
+            self._ahead = self._host_steps = self._failure = None
             self._reported, self._caller = set(), self._feed.reader()
             self._finalizer = Finalizer(self, self._caller.close)
         else:
             self._feeds.close()
-        self._num_steps, self._is_over = num_steps, is_over
-        starts = [(position.answers, position.num_elements) for position in positions]
+        self._number, self._is_over = num_steps, is_over
         try:
-            self._open(pipelines, [position.epoch for position in positions], starts)
+            self._open(pipelines, positions)
         except Exception as error:
             # Some pipelines may be open, and others not.
             self._fail(error)
             raise
         self._feeds.done = done
         self._handed_out = self._feeds.handed_out()
-        source.note_pass((self._sections or [section])[0])
+        # Later passes get other numbers.
+        for pipeline, epoch in zip(source.pipelines, epochs, strict=True):
+            note_pass(pipeline.node, epoch)
         if self._is_over:
             self._close()
 
@@ -477,7 +411,7 @@ class DistributedIterator(Advised):
         if self._has_begun_bundle:
             self._wait_for_room()
         places, num_empty = self._feeds.next()
-        self._num_steps += 1
+        self._number += 1
         if not self._is_here:
             self._note_bundles(places)
         if len(places) == 1:
@@ -522,7 +456,7 @@ class DistributedIterator(Advised):
         rows = next(ahead, None)
         if rows is None:
             raise OutOfRangeError(AT_ITS_END)
-        self._num_steps += 1
+        self._number += 1
         self._handed_out = self._host_steps.handed_out.popleft()  # type: ignore[union-attr]
         # Make the leaves that stay on the host writable.
         return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
@@ -535,13 +469,14 @@ class DistributedIterator(Advised):
             rows = [
                 (ABSENT,) * len(leaves) if leaves is self._empty or _is_empty(leaves) else leaves for leaves in rows
             ]
-        columns = list(zip(*rows, strict=True))
+        return self._pack(self._per_replica(list(zip(*rows, strict=True)), num_rows))
+
+    def _per_replica(self, columns: Sequence[Any], num_rows: frozenset[int]) -> list[PerReplica]:
+        # Return the leaves of a step, of which each column has the values of all replicas.
         batch = None
         if not self._is_here:
             batch = GlobalBatch(self._structure, columns, is_writable=self._is_writable, skips_empty=self._skips_empty)
-        return self._pack(
-            [PerReplica(column, num_rows, batch=batch, batch_leaf=leaf) for leaf, column in enumerate(columns)]
-        )
+        return [PerReplica(column, num_rows, batch=batch, batch_leaf=leaf) for leaf, column in enumerate(columns)]
 
     def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
         # Return references to the elements of all replicas, like `_leaves` for one replica.
@@ -553,9 +488,7 @@ class DistributedIterator(Advised):
             alike = row_leaf(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([row_leaf(place, leaf, self._is_writable) for place in numbers])
             values.append(Refs(self._backend, self._results, picks, spec))
-        batch = GlobalBatch(self._structure, values, is_writable=self._is_writable, skips_empty=self._skips_empty)
-        num_rows = self._feeds.num_rows
-        return [PerReplica(refs, num_rows, batch=batch, batch_leaf=leaf) for leaf, refs in enumerate(values)]
+        return self._per_replica(values, self._feeds.num_rows)
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref

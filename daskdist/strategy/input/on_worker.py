@@ -174,7 +174,7 @@ class WorkerPass:
         self._finalizer: Finalizer | None = None
 
     def _open(self, first: int) -> _SkipCollector:
-        dataset, start = self._dataset, None
+        dataset, answers = self._dataset, None
         if self._finalizer is not None:
             self._finalizer()
         caller = local_caller(node_of(dataset), dataset.options().num_threads)
@@ -182,8 +182,9 @@ class WorkerPass:
         if self._position is not None:
             content = unpack(self._position)
             self._identity.check(content)
-            start = Answers.of_plain(content["answers"]), first
-        self._rows = rows_by(interpreter, self._primitive, self._epoch, lambda: _without_rows(dataset), start)
+            answers = Answers.of_plain(content["answers"])
+        start = StreamPosition(self._epoch, [], first, answers)
+        self._rows = rows_by(interpreter, self._primitive, start, lambda: _without_rows(dataset))
         self._rest: Rows | None = None
         self._interpreter, self._number = interpreter, first
         self._finalizer = Finalizer(self, interpreter.close)
@@ -224,8 +225,8 @@ class WorkerPass:
                 return self._position
             interpreter.first_needed = first
             interpreter.drop_answers_before(first)
-            plain = StreamPosition(self._epoch, [], first, interpreter.answers_at(first)).as_plain(interpreter.caller)
-            return pack({"fingerprint": "", "order": self._identity.order, "answers": plain[-1]})
+            *_, answers = interpreter.position_at(first)
+            return pack({"fingerprint": "", "order": self._identity.order, "answers": answers})
 
 
 def position_on_worker(values: Sequence[WorkerPass], first: int) -> Any:

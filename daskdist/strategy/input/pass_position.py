@@ -1,4 +1,4 @@
-"""`PassPosition`: a position in a pass over a distributed dataset, and the dataset from which it continues."""
+"""`PassPosition`: a position in a pass over a distributed dataset, and the pipelines that continue from it."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any, NamedTuple
 from daskdist.cached_property import cached_property
 from daskdist.config import in_bytes
 from daskdist.core.node import Node, walk
+from daskdist.core.primitive import Epoch
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.resume.position import PipelineIdentity, StreamPosition, content_of, state_of
 from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.ops.read_files import ReadFiles
 from daskdist.passes.fingerprint import fingerprint
-from daskdist.passes.numbering import note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rest_of_pass import PassLayout, PassSection, final_batch, rest_of, with_batch_size
-from daskdist.passes.seed import drawn_seeds, with_drawn
+from daskdist.passes.seed import with_drawn
 from daskdist.sharding import Decision
 from daskdist.strategy.input.on_worker import CREATES_ANOTHER, OnWorker
 from daskdist.strategy.input.pipeline import Pipeline
 
 
 class PassPosition(NamedTuple):
-    """A position in a pass over a distributed dataset.
+    """A position in a pass over a distributed dataset, and the pipelines that continue from it.
 
     Parameters
     ----------
     sections
-        The sections of the pass before the one in which the position was taken.
-    section
-        The section in which the position was taken.
-    positions
-        The positions of its streams.
+        The earlier sections of the pass, which were divided otherwise.
+    pipelines, positions
+        The pipelines, and the position in each of them.
+    epochs
+        The numbers of the pass, for each input pipeline of the dataset, which later passes follow.
     num_steps
         The number of steps that were handed out.
     is_over
@@ -44,8 +44,9 @@ class PassPosition(NamedTuple):
     """
 
     sections: list[PassSection]
-    section: PassSection
+    pipelines: list[Pipeline]
     positions: list[StreamPosition]
+    epochs: list[Epoch]
     num_steps: int
     is_over: bool
     done: frozenset[int]
@@ -60,9 +61,9 @@ class PassSource:
     node
         The dataset, or the first pipeline of datasets from a function.
     spec
-        The spec of its elements.
+        The spec of a replica's element, ignoring its length along the first axis.
     pipelines
-        The input pipelines.
+        The input pipelines; the first feeds the first replicas, and so on.
     num_workers, policy
         The number of workers, and the name of the sharding policy.
     share_out
@@ -159,7 +160,7 @@ class PassSource:
         )
 
     def position_of(self, state: Any) -> PassPosition:
-        """Return the position in a state.
+        """Return the position in a state of any iterator over the dataset.
 
         Raises
         ------
@@ -168,45 +169,26 @@ class PassSource:
         """
         content = content_of(state, self.identity)
         try:
-            layout, sections = PassLayout.of_plain(content["layout"]), list(map(PassSection.of_plain, content["legs"]))
+            layout, before = PassLayout.of_plain(content["layout"]), list(map(PassSection.of_plain, content["legs"]))
             positions = content["positions"]
             streams = [(position.epoch, position.seeds, position.num_elements) for position in positions]
-            section, done = PassSection(layout, tuple(streams)), frozenset(content.get("done", ()))
-            return PassPosition(sections, section, positions, state["number"], content["is_over"], done)
+            section = PassSection(layout, tuple(streams))
+            progress = state["number"], content["is_over"], frozenset(content.get("done", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 f"load_state_dict: the position is of an iterator over a dataset that is not distributed, or is "
                 f"damaged ({error})"
             ) from None
+        epochs = [epoch for epoch, *_ in [*before, section][0].positions]
+        if len(epochs) != len(self.pipelines):
+            # The same operations have the same numbers in all pipelines.
+            epochs = epochs[:1] * len(self.pipelines)
+        return PassPosition(*self._pipelines_at(before, section, positions), epochs, *progress)
 
-    def note_pass(self, section: PassSection) -> None:
-        """Count the pass that begins with a section, so that later passes get other numbers."""
-        if len(section.positions) == len(self.pipelines):
-            for pipeline, (epoch, *_) in zip(self.pipelines, section.positions, strict=True):
-                note_pass(pipeline.node, epoch)
-        else:
-            # All pipelines share these operations.
-            note_pass(self.pipelines[0].node, section.positions[0][0])
-
-    def pipelines_at(
+    def _pipelines_at(
         self, before: Sequence[PassSection], section: PassSection, positions: Sequence[StreamPosition]
     ) -> tuple[list[PassSection], list[Pipeline], list[StreamPosition]]:
-        """Return the pipelines that continue from a position.
-
-        Parameters
-        ----------
-        before
-            The sections of the pass before the one in which the position was taken.
-        section
-            The section in which the position was taken.
-        positions
-            The positions of the section's streams.
-
-        Returns
-        -------
-        before, pipelines, positions
-            The earlier sections for later positions, the pipelines, and the position in each of them.
-        """
+        # Return the earlier sections for later positions, the pipelines that continue, and the position in each.
         sections = [*before, section]
         if section.layout.is_like(self.layout):
             if before:
@@ -220,7 +202,7 @@ class PassSource:
         pipeline, path = self._rest(sections, self.layout)
         answers = Answers()
         for number, position in enumerate(positions):
-            answers.add(position.answers, (*path, number))
+            answers.add(position.answers or Answers(), (*path, number))
         return sections, [pipeline], [StreamPosition((0,), [], 0, answers)]
 
     def _rest(self, sections: Sequence[PassSection], layout: PassLayout) -> tuple[Pipeline, Any]:
@@ -273,17 +255,8 @@ def _split_bytes(nodes: Sequence[Node | None]) -> int:
 
 def _with_seeds(pipeline: Pipeline, position: StreamPosition) -> Pipeline:
     # A replica does not have all pipelines of the others.
-    if pipeline.node is None or position.seeds == _drawn(pipeline.node):
+    if pipeline.node is None or position.seeds == pipeline.seeds:
         return pipeline
     if isinstance(pipeline.node, OnWorker):
         return replace(pipeline, node=replace(pipeline.node, seeds=tuple(position.seeds)))
     return replace(pipeline, node=with_drawn(pipeline.node, position.seeds))
-
-
-def _drawn(node: Node) -> list[int]:
-    return list(node.seeds or node.known.seeds) if isinstance(node, OnWorker) else drawn_seeds(node)
-
-
-def seeds_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
-    """Return the seeds that the operations of each pipeline have drawn because none was given."""
-    return [[] if pipeline.rest is not None else _drawn(pipeline.node) for pipeline in pipelines]

@@ -21,7 +21,9 @@ from daskdist.ops.split_batches import SplitBatches, num_pieces_with_rows
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
 from daskdist.passes.plan import plan
+from daskdist.passes.seed import drawn_seeds
 from daskdist.strategy.group import Replica
+from daskdist.strategy.input.on_worker import OnWorker
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Pipeline:
     def primitive(self) -> Primitive:
         """The primitive that the pipeline is lowered to."""
         return plan(self.node) if self.rest is None else self.rest
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that its operations have drawn because none was given; none of the rest of a pass."""
+        node = self.node
+        if self.rest is not None:
+            return []
+        return list(node.seeds or node.known.seeds) if isinstance(node, OnWorker) else drawn_seeds(node)
 
     @property
     def budget_bytes(self) -> int | None:
@@ -145,6 +155,11 @@ class Cuts:
             return None
         return cls(size, number, rest, pipeline.node.num_pieces, len(pipeline.consumers))
 
+    @classmethod
+    def of_elements(cls, number: int, num_replicas: int) -> Cuts:
+        """Return the cuts of a number of elements, each for one replica."""
+        return cls(1, number, 0, 1, num_replicas)
+
     @property
     def num_full(self) -> int:
         """The number of pieces with rows in each batch except a shorter last one."""
@@ -160,16 +175,12 @@ class Cuts:
         num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
         return (self.num_batches * self.num_pieces + num_last) // self.num_replicas
 
-    @property
+    @cached_property
     def num_steps(self) -> int | None:
         """The number of steps up to the last in which some replica has rows; None if there is no end."""
         if self.num_batches == INFINITE and self.num_full:
             return None
-        num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
-        num_pieces = max(self.num_batches, 0) * self.num_pieces + num_last
-        if not num_last:
-            num_pieces -= self.num_pieces - self.num_full
-        return -(-num_pieces // self.num_replicas) if self.num_full or num_last else 0
+        return max([int(lasts[-1]) + 1 for _, lasts in self.steps()], default=0)
 
     def full(self, first: int, stop: int) -> Any:
         """Return whether each replica has rows in the steps from ``first`` to ``stop``, as ``(step, replica)``."""
@@ -199,10 +210,10 @@ class Cuts:
 
 
 def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> int:
-    """Return the number of steps of pipelines that each cut their own batches; UNKNOWN if it depends on data.
+    """Return the number of steps of pipelines; UNKNOWN if it depends on data.
 
-    A step has a piece with rows. With ``drops_uneven``, the pass ends before the first step in which some piece has
-    rows and another has none.
+    In a step some replica has rows, of its element or of its piece of a batch. With ``drops_uneven``, the pass ends
+    before the first step in which some replica has rows and another has none.
     """
     cardinalities = [pipeline.node.cardinality for pipeline in pipelines]
     if sum(len(pipeline.consumers) for pipeline in pipelines) == 1:
@@ -210,11 +221,11 @@ def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> i
     if not drops_uneven:
         if INFINITE in cardinalities or UNKNOWN in cardinalities:
             return INFINITE if INFINITE in cardinalities else UNKNOWN
-        (source, *_) = pipelines[0].node.inputs
-        if len(pipelines) == 1:
+        node = pipelines[0].node
+        if len(pipelines) == 1 and isinstance(node, SplitBatches):
             # Each batch is a step, unless it has no rows.
-            return source.cardinality if _length(source) != 0 else 0
-    all_cuts = set(map(Cuts.of, pipelines))
+            return node.source.cardinality if _length(node.source) != 0 else 0
+    all_cuts = set(map(_cuts_of, pipelines))
     known = [cuts for cuts in all_cuts if cuts is not None]
     if len(known) < len(all_cuts):
         return UNKNOWN
@@ -222,6 +233,13 @@ def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> i
         ends = [cuts.num_even_steps for cuts in known]
         return UNKNOWN if UNKNOWN in ends else shortest(ends)
     return _num_covered([stretch for cuts in known for stretch in cuts.steps()])
+
+
+def _cuts_of(pipeline: Pipeline) -> Cuts | None:
+    number = pipeline.node.cardinality
+    if isinstance(pipeline.node, SplitBatches) or number == UNKNOWN:
+        return Cuts.of(pipeline)
+    return Cuts.of_elements(number, len(pipeline.consumers))
 
 
 def _length(node: Node) -> int | None:

@@ -11,18 +11,16 @@ import numpy as np
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.primitive import Epoch, Exhausted
+from daskdist.core.primitive import Exhausted
 from daskdist.devices import named
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.resume.position import StreamPosition
-from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.transfer.gather_on_device import with_device_gathers
 from daskdist.ops.with_options import Options, WithOptions, comes_in_any_order, merged_options
-from daskdist.strategy.input.pass_position import seeds_of
 from daskdist.strategy.input.pipeline import Pipeline
 
 
@@ -33,8 +31,8 @@ class PipelineReader:
     ----------
     pipeline
         The pipeline; always read in its deterministic order, since other processes may read it too.
-    epoch
-        The number of the pass.
+    start
+        The position at which it begins.
     wanted
         The replicas whose elements are gathered, given by their places among those that the pipeline feeds.
     is_alone
@@ -47,14 +45,12 @@ class PipelineReader:
         Allocates the arrays into which elements are gathered; pooled NumPy arrays if None.
     devices
         The names of the devices of the pipeline's replicas, if elements are copied to them.
-    start
-        The position from which to continue; the beginning of the pass if None.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        epoch: Epoch,
+        start: StreamPosition,
         wanted: set[int],
         *,
         is_alone: bool,
@@ -62,12 +58,10 @@ class PipelineReader:
         fetch: Fetch | None = None,
         empty: Empty | None = None,
         devices: Sequence[str] = (),
-        start: StreamPosition | None = None,
     ) -> None:
         options = merged_options(pipeline.node)
-        self._start = start or StreamPosition(epoch, seeds_of([pipeline])[0], 0, Answers())
-        # The number of elements up to the end of the last bundle.
-        self._num_elements = self._start.num_elements
+        # The number of elements before the pass begins here, and up to the end of the last bundle.
+        self._num_before = self._num_elements = start.num_elements
         if comes_in_any_order(pipeline.node):
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
         self.caller = local_caller(pipeline.node, options.num_threads, fetch, num_processes=options.num_processes)
@@ -82,10 +76,9 @@ class PipelineReader:
         self._builder = BundleBuilder(
             self.interpreter,
             primitive,
-            self._start.epoch,
+            # Copy the answers, as a process may open a position twice.
+            replace(start, answers=copy.deepcopy(start.answers)),
             (None,) * self._num_lanes,
-            # Copy the position, as a process may open it twice.
-            start=None if start is None else (copy.deepcopy(start.answers), start.num_elements),
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
             active=wanted,
@@ -95,10 +88,9 @@ class PipelineReader:
             as_views=empty is None and self._num_lanes <= 2,
         )
 
-    def position(self, num_steps: int) -> StreamPosition:
-        """Return the position after some steps that were read."""
-        num_elements = min(self._start.num_elements + num_steps * self._num_lanes, self._num_elements)
-        return replace(self._start, num_elements=num_elements, answers=self.interpreter.answers_at(num_elements))
+    def position(self, num_steps: int) -> list[Any]:
+        """Return the position after some steps that were read, as data."""
+        return self.interpreter.position_at(min(self._num_before + num_steps * self._num_lanes, self._num_elements))
 
     @property
     def limit_bytes(self) -> int:
@@ -123,17 +115,8 @@ class PipelineReader:
 class CountedSteps:
     """The steps in which a pipeline of other replicas has rows, counted by reading it."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        epoch: Epoch,
-        fetch: Fetch | None = None,
-        start: StreamPosition | None = None,
-        first_step: int = 0,
-    ) -> None:
-        self._reader: PipelineReader | None = PipelineReader(
-            pipeline, epoch, set(), is_alone=False, fetch=fetch, start=start
-        )
+    def __init__(self, pipeline: Pipeline, start: StreamPosition, fetch: Fetch | None, first_step: int) -> None:
+        self._reader: PipelineReader | None = PipelineReader(pipeline, start, set(), is_alone=False, fetch=fetch)
         self._num_lanes = len(pipeline.consumers)
         self._full = np.zeros((0, self._num_lanes), bool)
         self._first = first_step

@@ -10,21 +10,18 @@ import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from threading import RLock
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import optree
 
 from daskdist.core.block import PartlyFailed, writable_element
 from daskdist.core.dataset_base import node_of
 from daskdist.core.failing.failed_element import FailedElement, must_raise
-from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.synchronous import Synchronous
-from daskdist.execute.resume.position import StreamPosition
-from daskdist.execute.resume.recorded_answers import Answers
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
@@ -33,11 +30,10 @@ from daskdist.strategy.collectives.operations import Collect
 from daskdist.strategy.collectives.step_counts import AskSteps, PeerPipelines, StepCounts
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import ahead_of
-from daskdist.strategy.input.pass_position import seeds_of
+from daskdist.strategy.input.pass_position import PassPosition
 from daskdist.strategy.input.replica_plans import (
     DatasetArgument,
     ReplicaPlan,
-    ResumedPass,
     in_pass,
     pinned,
     resumed,
@@ -49,8 +45,6 @@ from daskdist.strategy.replica.context import current_replica, meet
 from daskdist.strategy.replica.replica_times import ReplicaTimes
 from daskdist.strategy.values.optional import Optional
 from daskdist.waiting import wait_intervals
-
-_OVER: Final = object()
 
 
 class ReplicaIterator(Iterator[Any]):
@@ -169,10 +163,10 @@ class ReplicaIterator(Iterator[Any]):
 
     def get_next_as_optional(self) -> Optional:
         """Return the value of the next step in an `Optional`, which is empty at the end of the pass."""
-        value = next(self, _OVER)
-        if value is _OVER:
+        try:
+            return Optional(next(self), self.element_spec, has_value=True)
+        except StopIteration:
             return Optional(None, self.element_spec)
-        return Optional(value, self.element_spec, has_value=True)
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of this pass so far.
@@ -233,7 +227,7 @@ class ReplicaIterator(Iterator[Any]):
         """
         if self._is_closed:
             raise ArgumentError("load_state_dict: this iterator is closed; take a new one")
-        if self._num_taken or self._iteration or self._is_over or self._readers.is_resumed:
+        if self._num_taken or self._iteration or self._is_over or self._readers.resumed is not None:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         if self._ahead is not None:
             self._ahead.close(lambda: None)
@@ -269,16 +263,16 @@ class ReplicaIterator(Iterator[Any]):
     def _pass(self) -> Iterator[Any]:
         self._num_elements = self._num_taken = 0
         self._progress = _Progress()
-        which = self._plan, *self._readers.of_pass(self._iteration), self._iteration, self._progress
-        if self._device.is_host or not self._plan.options.fetch_to_device:
-            return _elements(*which, self._times)
-        self._ahead = ahead_of(
-            _steps(*which),
-            [self._device],
-            self._plan.options,
-            interrupt=self._readers.wake,
-        )
-        return _packed(_timed(self._ahead, self._times), self._plan.spec.structure)
+        plan, times = self._plan, self._times
+        reader, lane = self._readers.of_pass(self._iteration)
+        which = reader, lane, self._iteration, self._progress
+        if self._device.is_host or not plan.options.fetch_to_device:
+            is_writable = bool(merged_options(reader.plan.pipeline.node).writable)
+            return _elements(plan, _slices(*which, times), is_writable)
+        steps = _steps(plan, _slices(*which, None))
+        self._ahead = ahead_of(steps, [self._device], plan.options, interrupt=self._readers.wake)
+        pack = plan.source.spec.structure.pack
+        return (pack(leaves) for (leaves,) in _timed(self._ahead, times))
 
     def __repr__(self) -> str:
         return f"<ReplicaIterator of replica {self._number}, pass {self._iteration}: {self.element_spec}>"
@@ -298,25 +292,30 @@ class _Progress:
         self.shared_pass: SharedPass | None = None
 
 
-def _elements(
-    plan: ReplicaPlan,
-    reader: SharedReader,
-    lane: int,
-    iteration: int,
-    progress: _Progress,
-    times: ReplicaTimes | None,
-) -> Iterator[Any]:
-    # This is not a method, as a generator with a reference to the iterator would delay its release.
-    structure: Structure = plan.spec.structure
-    is_writable = bool(merged_options(reader.node).writable)
-    # Keep no reference to a part longer than needed.
+# The places and the blocks of a replica's elements.
+_Slices: TypeAlias = Generator[tuple[list[int], Any], None, None]
+
+# These are no methods, as a generator with a reference to the iterator would delay its release. Each closes the one
+# from which it takes: Python would ignore an interrupt that comes while the garbage collector does.
+
+
+def _slices(
+    reader: SharedReader, lane: int, iteration: int, progress: _Progress, times: ReplicaTimes | None
+) -> _Slices:
     progress.shared_pass = reader.begin(lane, iteration)
     parts = progress.shared_pass.parts(lane)
-    timed = _timed(parts, times)
-    try:
+    with contextlib.closing(parts), contextlib.closing(_timed(parts, times)) as timed:
         for part in timed:
             places, rows = part.places, part.rows
+            # Keep no reference to a part longer than needed.
             del part
+            yield places, rows
+
+
+def _elements(plan: ReplicaPlan, slices: _Slices, is_writable: bool) -> Generator[Any, None, None]:
+    structure: Structure = plan.source.spec.structure
+    with contextlib.closing(slices):
+        for places, rows in slices:
             is_row = min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1
             if rows is not None and is_row and not isinstance(rows, PartlyFailed):
                 elements = rows.elements(places[0], places[-1] + 1)
@@ -329,46 +328,31 @@ def _elements(
                         continue
                     element = plan.empty if item is None else structure.pack(item)
                     yield writable_element(element) if is_writable else element
-    finally:
-        # Python would ignore an interrupt that comes while the garbage collector closes it.
-        timed.close()  # type: ignore[attr-defined]
-        parts.close()  # type: ignore[attr-defined]
 
 
-def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int, progress: _Progress) -> Iterator[Any]:
+def _steps(plan: ReplicaPlan, slices: _Slices) -> Generator[Any, None, None]:
     # Yield leaves instead of the elements of `_elements`.
-    progress.shared_pass = reader.begin(lane, iteration)
-    parts = progress.shared_pass.parts(lane)
-    try:
-        for part in parts:
-            places, rows = part.places, part.rows
-            del part
+    with contextlib.closing(slices):
+        for places, rows in slices:
             for place in places:
                 yield [plan.no_rows if place < 0 else rows.item(place)]
-    finally:
-        parts.close()  # type: ignore[attr-defined]
 
 
-def _timed(parts: Iterator[Any], times: ReplicaTimes | None) -> Iterator[Any]:
+def _timed(parts: Iterator[Any], times: ReplicaTimes | None) -> Generator[Any, None, None]:
     # Yield the parts, and count the time for which the replica waits for them. All elements of a part arrive together.
     if times is None:
         yield from parts
         return
-    while taken := _next_timed(parts, times):
+    while True:
+        times.wait()
+        try:
+            taken = list(itertools.islice(parts, 1))
+        finally:
+            times.work()
+        if not taken:
+            return
         # Keep no reference to a part that is used.
         yield taken.pop()
-
-
-def _next_timed(parts: Iterator[Any], times: ReplicaTimes) -> list[Any]:
-    times.wait()
-    try:
-        return list(itertools.islice(parts, 1))
-    finally:
-        times.work()
-
-
-def _packed(ahead: Iterator[Any], structure: Structure) -> Iterator[Any]:
-    return (structure.pack(leaves) for (leaves,) in ahead)
 
 
 class StatePart(NamedTuple):
@@ -424,58 +408,49 @@ class PassReaders:
         self._replica = replica
         self._number = number
         self._peers = peers
-        self._resumed: ResumedPass | None = None
-        self._first: SharedReader | None = None
-        self._later = self._shared(token, plan.number, read_plan)
+        # The position from which the first pass continues; None if the call begins with a whole pass.
+        self.resumed: PassPosition | None = None
+        self._first = self._later = self._shared(token, read_plan, plan.first_replica)
 
-    def _shared(self, token: str, number: int, read_plan: SharedReadPlan) -> SharedReader:
+    def _shared(self, token: str, read_plan: SharedReadPlan, first_replica: int) -> tuple[SharedReader, int]:
+        # Return a reader, and the replica's place among those that it serves.
+        number = self._plan.number
         if self._peers is not None:
             read_plan = replace(read_plan, peers=self._peers(token, number))
-        device = named(self._replica.device)
-        return shared_reader(token, self._replica.worker, number, pinned(self._plan, read_plan, [device]))
-
-    @property
-    def is_resumed(self) -> bool:
-        """Return whether the first pass continues from a position."""
-        return self._resumed is not None
+        read_plan = pinned(self._plan, read_plan, [named(self._replica.device)])
+        return shared_reader(token, self._replica.worker, number, read_plan), self._number - first_replica
 
     def of_pass(self, iteration: int) -> tuple[SharedReader, int]:
         """Return the reader for a pass of the call, and the replica's place among those that it serves."""
-        if iteration or self._first is None or self._resumed is None:
-            return self._later, self._number - self._plan.first_replica
-        return self._first, self._number - self._resumed.first_replica
+        return self._later if iteration else self._first
 
     def resume(self, state: Any) -> bool:
         """Continue from a position; return whether it is at the end of its pass."""
-        resumed_pass = resumed(self._plan, self._read_plan, state)
+        plan, (before, lane) = self._plan, self._later
+        position = plan.source.position_of(state)
+        first_pass = resumed(plan, self._read_plan, position)
         # All replicas of this process that load the same state share readers.
         token = f"{self._token}.{hashlib.sha256(state['position'].encode()).hexdigest()[:16]}"
-        number = 0 if resumed_pass.sections else self._plan.number
-        before = self._later
-        self._first = self._shared(f"{token}.first", number, resumed_pass.read_plan)
-        self._read_plan = replace(self._read_plan, epochs=in_pass(self._plan, resumed_pass.epochs).epochs)
-        self._later = self._shared(token, self._plan.number, self._read_plan)
-        self._resumed = resumed_pass
-        before.leave(self._number - self._plan.first_replica)
-        return resumed_pass.is_over
+        self._first = self._shared(f"{token}.first", *first_pass)
+        read_plan = replace(self._read_plan, epochs=in_pass(plan, position.epochs).epochs)
+        self._later = self._shared(token, read_plan, plan.first_replica)
+        self.resumed = position
+        before.leave(lane)
+        return position.is_over
 
     def num_steps_before(self, iteration: int) -> int:
         """Return the number of steps of a pass that were taken before this call."""
-        return self._resumed.num_steps if self._resumed is not None and not iteration else 0
+        return self.resumed.num_steps if self.resumed is not None and not iteration else 0
 
     def position(self, iteration: int, progress: _Progress, num_taken: int) -> tuple[int, list[Any]] | None:
         """Return the pipeline and its position after some steps of this call; None if another replica returns them."""
-        _, lane = self.of_pass(iteration)
+        reader, lane = self.of_pass(iteration)
         if lane:
             return None
-        is_first = self._resumed is not None and not iteration
-        number = 0 if is_first and self._resumed.sections else self._plan.number  # type: ignore[union-attr]
-        if progress.shared_pass is not None:
-            return number, progress.shared_pass.position(num_taken)
-        if is_first:
-            return number, self._resumed.read_plan.positions[0].as_plain(Synchronous())  # type: ignore[union-attr]
-        epoch, (seeds,) = later(self._read_plan.epochs[0], iteration), seeds_of([self._read_plan.pipeline])
-        return number, StreamPosition(epoch, seeds, 0, Answers()).as_plain(Synchronous())
+        shared_pass = progress.shared_pass
+        start = reader.plan.start(0, iteration)
+        at = start.as_plain(Synchronous()) if shared_pass is None else shared_pass.position(num_taken)
+        return self._plan.number, at
 
     def state(self, parts: Sequence[StatePart]) -> dict[str, Any]:
         """Return the state of the iterators of all replicas.
@@ -493,7 +468,7 @@ class PassReaders:
                     f"{number} {part.num_steps} steps of pass {part.iteration}; call it at the same step on all"
                 )
         positions = [position for _, position in sorted([part.position for part in parts if part.position])]
-        resumed_pass = None if first.iteration else self._resumed
+        resumed_pass = None if first.iteration else self.resumed
         sections = [] if resumed_pass is None else resumed_pass.sections
         done: frozenset[int] = frozenset()
         if resumed_pass is not None and first.num_steps == resumed_pass.num_steps:
@@ -512,7 +487,7 @@ class PassReaders:
             reader.leave(lane)
 
     def _all(self) -> list[tuple[SharedReader, int]]:
-        return list(dict(map(self.of_pass, (0, 1))).items())
+        return list(dict.fromkeys((self._first, self._later)))
 
 
 class WorkerServices(NamedTuple):

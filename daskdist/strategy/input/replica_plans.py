@@ -18,7 +18,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.primitive import Epoch, Read
-from daskdist.core.spec import ElementSpec, PerReplicaSpec
+from daskdist.core.spec import PerReplicaSpec
 from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.compute_key import is_future
@@ -27,12 +27,10 @@ from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import Options, WithOptions, comes_in_any_order, merged_options
 from daskdist.passes.autoshard import read_by
-from daskdist.passes.rest_of_pass import PassSection
 from daskdist.strategy.collectives.step_counts import RemotePipeline
 from daskdist.strategy.input.dataset import (
     DistributedDataset,
     feed_for_pass,
-    known_element_spec,
     options_of,
     plans_of_feed,
     strategy_of,
@@ -41,7 +39,7 @@ from daskdist.strategy.input.device_maps import DeviceMaps
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputOptions
-from daskdist.strategy.input.pass_position import PassSource
+from daskdist.strategy.input.pass_position import PassPosition, PassSource
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.replica_feed import ReplicaFeed
 from daskdist.strategy.input.shared_reader import SharedReader, SharedReadPlan
@@ -74,8 +72,6 @@ class ReplicaPlan:
         The number of their input pipeline.
     first_replica
         The first replica that the pipeline feeds; the others follow.
-    spec
-        The spec of a replica's element, ignoring its length along the first axis.
     element_spec
         The spec that users see.
     options
@@ -89,21 +85,25 @@ class ReplicaPlan:
     read_plan: SharedReadPlan
     number: int
     first_replica: int
-    spec: ElementSpec
     element_spec: Any
     options: InputOptions
     maps: DeviceMaps
     source: PassSource
 
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of their input pipeline, and of the others, in the order of the plan to read them."""
+        return sorted(range(1 + len(self.read_plan.others)), key=lambda number: number != self.number)
+
     @cached_property
     def no_rows(self) -> list[Any]:
         """The leaves of a replica's element in a step in which it has no rows."""
-        return [] if self.read_plan.is_alone else [leaf.zeros() for leaf in self.spec.leaves]
+        return [] if self.read_plan.is_alone else [leaf.zeros() for leaf in self.source.spec.leaves]
 
     @cached_property
     def empty(self) -> Any:
         """The element of a replica in a step in which it has no rows."""
-        return None if self.read_plan.is_alone else self.spec.structure.pack(self.no_rows)
+        return None if self.read_plan.is_alone else self.source.spec.structure.pack(self.no_rows)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _dataset_argument(
         )
     # First, since this drops earlier plans after a loss, or when functions were redefined.
     feed = feed_for_pass(dataset)
-    pipelines = feed.pipelines
+    pipelines = feed.source.pipelines
     dataset_plans: DatasetPlans = plans_of_feed(dataset, lambda: plans_of(strategy, dataset, feed))
     plans: Sequence[Any] = dataset_plans.plans
     if dataset_plans.futures or dataset_plans.referenced:
@@ -207,49 +207,41 @@ def _dataset_argument(
 
 def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feed: ReplicaFeed) -> DatasetPlans:
     """Return the plans with which replicas read a distributed dataset themselves."""
-    pipelines = feed.pipelines
+    pipelines = feed.source.pipelines
     futures: dict[Any, Any] = {}
     referenced: dict[Any, Any] = {}
     if strategy.workers != (None,):
         for pipeline in pipelines:
             futures |= _futures_of(pipeline)
             referenced |= _referenced_futures(pipeline)
-    num_replicas = strategy.num_replicas_in_sync
+    options, spec = options_of(dataset), _spec_of_one(feed.known_element_spec)
     # Make copies without cached properties, which need not be sent.
+    nothing: Any = None
     fresh = [
-        Pipeline(
-            None if isinstance(pipeline.node, OnWorker) else pipeline.node,  # type: ignore[arg-type]
-            pipeline.readers,
-            pipeline.consumers,
-            pipeline.varies,
-        )
+        replace(pipeline, node=nothing if isinstance(pipeline.node, OnWorker) else pipeline.node)
         for pipeline in pipelines
     ]
-    first_replicas = accumulate((len(pipeline.consumers) for pipeline in pipelines), initial=0)
+    first_replicas = list(accumulate((len(pipeline.consumers) for pipeline in pipelines), initial=0))
     step_sources = list(map(_step_source, pipelines, fresh, count(), first_replicas)) if len(pipelines) > 1 else []
     if strategy.workers != (None,):
         for pipeline, step_source in zip_longest(pipelines, step_sources):
             _check_located(strategy, pipeline, step_source)
-    plans, first_replica = [], 0
-    for number, pipeline in enumerate(fresh):
+    plans = []
+    for number, (pipeline, first) in enumerate(zip(fresh, first_replicas, strict=False)):
+        replicas = strategy.replicas[first : first + len(pipeline.consumers)] if options.fetch_to_device else ()
         others = tuple(step_source for place, step_source in enumerate(step_sources) if place != number)
         read_plan = SharedReadPlan(
             pipeline,
             others,
-            num_replicas == 1,
+            len(strategy.replicas) == 1,
             feed.drops_uneven,
-            options_of(dataset).per_replica_buffer_size,
+            options.per_replica_buffer_size,
             ((0,),) * len(fresh),
+            devices=tuple([replica.device for replica in replicas]),
         )
-        replicas = strategy.replicas[first_replica : first_replica + len(pipeline.consumers)]
-        if options_of(dataset).fetch_to_device:
-            read_plan = replace(read_plan, devices=tuple(replica.device for replica in replicas))
-        spec = _spec_of_one(known_element_spec(dataset))
         needed = [number, *[place for place, source in enumerate(step_sources) if isinstance(source, Pipeline)]]
         source = _source_for(feed.source, fresh, needed)
-        maps = feed.maps[number]
-        plans.append(ReplicaPlan(read_plan, number, first_replica, feed.spec, spec, options_of(dataset), maps, source))
-        first_replica += len(pipeline.consumers)
+        plans.append(ReplicaPlan(read_plan, number, first, spec, options, feed.maps[number], source))
     return DatasetPlans(plans, futures, referenced)
 
 
@@ -281,7 +273,7 @@ def _step_source(
         return fresh
     num_replicas, num_elements = len(pipeline.consumers), pipeline.node.cardinality
     if num_elements != UNKNOWN:
-        return Cuts(1, num_elements, 0, 1, num_replicas)
+        return Cuts.of_elements(num_elements, num_replicas)
     return RemotePipeline(pipeline.node.worker, number, tuple(range(first_replica, first_replica + num_replicas)))
 
 
@@ -331,9 +323,7 @@ def _spec_of_one(element_spec: Any) -> Any:
 
 def in_pass(plan: ReplicaPlan, epochs: Sequence[Epoch]) -> SharedReadPlan:
     """Return the plan for a pass, given the numbers of the pass for each pipeline."""
-    epoch_of_plan = epochs[plan.number]
-    others = [epoch for number, epoch in enumerate(epochs) if number != plan.number]
-    return replace(plan.read_plan, epochs=(epoch_of_plan, *others))
+    return replace(plan.read_plan, epochs=tuple([epochs[number] for number in plan.numbers]))
 
 
 def pinned(plan: ReplicaPlan, read_plan: SharedReadPlan, devices: Sequence[Device]) -> SharedReadPlan:
@@ -344,72 +334,21 @@ def pinned(plan: ReplicaPlan, read_plan: SharedReadPlan, devices: Sequence[Devic
     return replace(read_plan, empty=pinned_empty(first))
 
 
-class ResumedPass(NamedTuple):
-    """The way in which replicas continue from a position in a pass.
-
-    Parameters
-    ----------
-    read_plan
-        The plan of the rest of the pass.
-    first_replica
-        The first replica that its pipeline serves.
-    epochs
-        The numbers of the pass, for each input pipeline of the plan that later passes follow.
-    sections
-        The earlier sections of the pass, which were divided otherwise.
-    num_steps
-        The number of steps that were taken.
-    done
-        The replicas whose elements of the next step were handed out or have failed, see `PassPosition`.
-    is_over
-        Whether the pass is over.
-    """
-
-    read_plan: SharedReadPlan
-    first_replica: int
-    epochs: list[Epoch]
-    sections: list[PassSection]
-    num_steps: int
-    done: frozenset[int]
-    is_over: bool
-
-
-def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, state: Any) -> ResumedPass:
-    """Return how the replicas of a pipeline continue from a state of any iterator over the same distributed dataset.
-
-    Raises
-    ------
-    ArgumentError
-        The state is of another dataset or version, or damaged.
-    """
-    source = plan.source
-    position = source.position_of(state)
-    sections, pipelines, positions = source.pipelines_at(position.sections, position.section, position.positions)
-    (first, *_) = [*sections, position.section]
-    epochs = [epoch for epoch, *_ in first.positions]
-    if len(epochs) != len(source.pipelines):
-        # The same operations have the same numbers in all pipelines.
-        epochs = epochs[:1] * len(source.pipelines)
-    if sections:
-        read_plan = replace(read_plan, pipeline=pipelines[0], others=(), epochs=(positions[0].epoch,))
-        first_replica = 0
+def resumed(plan: ReplicaPlan, read_plan: SharedReadPlan, position: PassPosition) -> tuple[SharedReadPlan, int]:
+    """Return the plan of the rest of a pass, and the first replica that its pipeline serves."""
+    pipelines = position.pipelines
+    if position.sections:
+        read_plan, numbers, first_replica = replace(read_plan, pipeline=pipelines[0], others=()), [0], 0
     else:
-        numbers = [plan.number, *[number for number in range(len(pipelines)) if number != plan.number]]
+        numbers, first_replica = plan.numbers, plan.first_replica
         others = [
             pipelines[number] if isinstance(other, Pipeline) else other
             for number, other in zip(numbers[1:], read_plan.others, strict=True)
         ]
-        positions = [positions[number] for number in numbers]
-        read_plan = replace(
-            read_plan,
-            pipeline=pipelines[plan.number],
-            others=tuple(others),
-            epochs=tuple([position.epoch for position in positions]),
-        )
-        first_replica = plan.first_replica
+        read_plan = replace(read_plan, pipeline=pipelines[plan.number], others=tuple(others))
+    positions = tuple([position.positions[number] for number in numbers])
     done = frozenset([replica - first_replica for replica in position.done])
-    read_plan = replace(read_plan, positions=tuple(positions), done=done)
-    return ResumedPass(read_plan, first_replica, epochs, sections, position.num_steps, position.done, position.is_over)
+    return replace(read_plan, positions=positions, done=done), first_replica
 
 
 def shared_reader(token: str, worker: str | None, number: int, read_plan: SharedReadPlan) -> SharedReader:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Condition, RLock
 from typing import Any, Final
@@ -52,11 +53,6 @@ class StepSlice:
     places: list[int]
     rows: Any = None
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the block."""
-        return 0 if self.ref is None else self.ref.nbytes
-
 
 @dataclass(frozen=True)
 class SharedReadPlan:
@@ -104,6 +100,13 @@ class SharedReadPlan:
     positions: tuple[StreamPosition, ...] = ()
     done: frozenset[int] = frozenset()
 
+    def start(self, number: int, iteration: int) -> StreamPosition:
+        """Return the position at which a pass of the call begins in the pipeline, 0, or another one, from 1."""
+        if self.positions:
+            return self.positions[number]
+        pipeline: Any = (self.pipeline, *self.others)[number]
+        return StreamPosition(later(self.epochs[number], iteration), pipeline.seeds)
+
     @property
     def first_step(self) -> int:
         """The number of the step with which the pass continues, counting those in which no replica has rows."""
@@ -147,14 +150,13 @@ class SharedPass:
         self._woken: set[int] = set()
         self._reader = PipelineReader(
             plan.pipeline,
-            later(plan.epochs[0], iteration),
+            plan.start(0, iteration),
             set(self._queues),
             is_alone=plan.is_alone,
             num_steps_ahead=plan.num_steps_ahead,
             fetch=plan.fetch,
             empty=plan.empty,
             devices=plan.devices,
-            start=plan.positions[0] if plan.positions else None,
         )
         self._other_steps: list[Cuts | CountedSteps | RemoteSteps] | None = None
         self._first_step = self._num_steps = plan.first_step
@@ -184,14 +186,7 @@ class SharedPass:
         """Return the position of the pipeline, as plain data, after some steps that each replica got."""
         with self._lock:
             num_without_rows = sum(number for first, number in self._without_rows if first < num_steps)
-            position = self._reader.position(num_steps + num_without_rows)
-            return position.as_plain(self._reader.caller)
-
-    @property
-    def num_bytes_for_late(self) -> int:
-        """The bytes that are queued for replicas that have not begun."""
-        with self._lock:
-            return sum(self._kept_for(lane) for lane in self._queues if lane not in self._begun)
+            return self._reader.position(num_steps + num_without_rows)
 
     def begin(self, lane: int) -> bool:
         """Take part from the first step; return False if that step is gone."""
@@ -221,7 +216,7 @@ class SharedPass:
             finally:
                 self._lock.release()
 
-    def parts(self, lane: int) -> Iterator[StepSlice]:
+    def parts(self, lane: int) -> Generator[StepSlice, None, None]:
         """Yield the parts of a replica in order; each part is of one block."""
         try:
             while (part := self._take(lane)) is not None:
@@ -230,12 +225,6 @@ class SharedPass:
                 yield part
         finally:
             self.leave(lane)
-
-    def drop_late(self) -> None:
-        """Drop the parts that are queued for replicas that have not begun."""
-        with self._lock:
-            for lane in [lane_number for lane_number in self._queues if lane_number not in self._begun]:
-                self._drop(lane)
 
     def _take(self, lane: int) -> StepSlice | None:
         queue = self._queues[lane]
@@ -285,7 +274,7 @@ class SharedPass:
             self._num_waiting -= 1
 
     def _kept_for(self, lane: int) -> int:
-        return sum(part.num_bytes for part in tuple(self._queues[lane]))
+        return sum(part.ref.nbytes for part in tuple(self._queues[lane]) if part.ref is not None)
 
     def _ask(self, unknown_steps: Sequence[RemoteSteps]) -> None:
         # Release the lock, so that others can take queued parts, or leave.
@@ -308,14 +297,17 @@ class SharedPass:
 
     def _pull(self) -> list[RemoteSteps]:
         # Queue further steps, or return the remote pipelines whose steps have to be asked for first.
-        if self.num_bytes_for_late > self._reader.limit_bytes:
-            self.drop_late()
+        late = [lane for lane in self._queues if lane not in self._begun]
+        if sum(map(self._kept_for, late)) > self._reader.limit_bytes:
+            for lane in late:
+                self._drop(lane)
         try:
             remote_steps = [steps for steps in self._steps_of_others() if isinstance(steps, RemoteSteps)]
             if self._pending is None:
                 self._read()
+            unknown_steps = [steps for steps in remote_steps if not steps.is_known(self._num_steps)]
             if self._pending is None:
-                if unknown_steps := [steps for steps in remote_steps if not steps.is_known(self._num_steps)]:
+                if unknown_steps:
                     return unknown_steps
                 if all(steps.is_over(self._num_steps) for steps in self._steps_of_others()):
                     self._end()
@@ -324,7 +316,7 @@ class SharedPass:
             lanes, full, begin = self._pending
             number = self._num_decided(full[begin:], remote_steps) if remote_steps else len(full) - begin
             if not number:
-                return [steps for steps in remote_steps if not steps.is_known(self._num_steps)]
+                return unknown_steps
             self._pending = (lanes, full, begin + number) if lanes and begin + number < len(full) else None
             self._queue_steps(lanes, full[begin : begin + number], begin)
         except Exception as error:
@@ -397,20 +389,15 @@ class SharedPass:
 
     def _steps_of_others(self) -> list[Cuts | CountedSteps | RemoteSteps]:
         if self._other_steps is None:
-            plan = self._plan
-            starts = plan.positions[1:] or [None] * len(plan.others)
-            self._other_steps = list(map(self._make_steps, plan.others, plan.epochs[1:], starts))
+            self._other_steps = list(map(self._make_steps, self._plan.others, itertools.count(1)))
         return self._other_steps
 
-    def _make_steps(
-        self, other: Cuts | Pipeline | RemotePipeline, epoch: Epoch, start: StreamPosition | None
-    ) -> Cuts | CountedSteps | RemoteSteps:
+    def _make_steps(self, other: Cuts | Pipeline | RemotePipeline, number: int) -> Cuts | CountedSteps | RemoteSteps:
         plan = self._plan
         if isinstance(other, Cuts):
             return other
         if isinstance(other, Pipeline):
-            which = later(epoch, self._iteration), plan.fetch, start
-            return CountedSteps(other, *which, first_step=self._first_step)
+            return CountedSteps(other, plan.start(number, self._iteration), plan.fetch, self._first_step)
         if plan.peers is None:
             raise ArgumentError(f"no worker can be asked about the pipeline of {other.worker} here")
         return RemoteSteps(other, self._iteration, plan.peers)
@@ -459,8 +446,7 @@ class SharedReader:
     """
 
     def __init__(self, plan: SharedReadPlan, lanes: Iterable[int]) -> None:
-        self._plan = plan
-        self.node = plan.pipeline.node
+        self.plan = plan
         self._present = set(lanes)
         self._num_lanes = len(self._present)
         self._passes: dict[int, SharedPass] = {}
@@ -474,7 +460,7 @@ class SharedReader:
             if shared_pass is not None and shared_pass.begin(lane):
                 return shared_pass
             is_shared = shared_pass is None and len(self._passes) < _MOST_PASSES
-            new_pass = SharedPass(self._plan, iteration, self._present if is_shared else {lane})
+            new_pass = SharedPass(self.plan, iteration, self._present if is_shared else {lane})
             new_pass.begin(lane)
             if is_shared:
                 self._passes[iteration] = new_pass
@@ -492,7 +478,7 @@ class SharedReader:
             for shared_pass in self._passes.values():
                 shared_pass.leave(lane)
             self._drop_done()
-        peers = self._plan.peers
+        peers = self.plan.peers
         if peers is not None:
             peers.step_counts.leave(peers.key, lane, self._num_lanes)
 

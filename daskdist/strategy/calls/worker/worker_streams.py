@@ -121,7 +121,7 @@ class StreamsOfWorker:
 
 def install(cross_replica: CrossReplica, dask_worker: Worker) -> None:
     """Register the handler of streams of steps on a worker; called in its event loop."""
-    if _PLUGIN not in dask_worker.plugins:
+    if streams_of(dask_worker) is None:
         StreamsOfWorker(dask_worker, cross_replica)
         _end_late_connections(dask_worker)
 
@@ -146,6 +146,11 @@ def _end_late_connections(worker: Worker) -> None:
             loop.call_later(_LOOK_EVERY_S, end, address)
 
     worker.stream_handlers["remove-worker"] = remove_worker
+
+
+def streams_of(worker: Worker) -> StreamsOfWorker | None:
+    """Return the streams to a worker; None if no strategy has used it yet."""
+    return worker.plugins.get(_PLUGIN)  # type: ignore[no-any-return]
 
 
 def steps_of(worker: Worker, token: str) -> StepsOnWorker:
