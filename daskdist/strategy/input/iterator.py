@@ -11,13 +11,14 @@ from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
 from daskdist.core.failing.error_copy import type_and_arguments
 from daskdist.core.failing.failed_element import is_of_element, must_raise
+from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.structure import Leaves
 from daskdist.devices import named
 from daskdist.display.step_times import WorkerTimes
-from daskdist.errors import ClusterError, OutOfRangeError, RepeatedLossError
+from daskdist.errors import ClusterError, OutOfRangeError, RepeatedLossError, UserFunctionError
 from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter
@@ -180,7 +181,11 @@ class DistributedIterator(PassIterator):
             It is called inside a function that `Strategy.run` calls.
         """
         check_in_program("next")
-        return super().__next__()
+        try:
+            return super().__next__()
+        except UserFunctionError as error:
+            # Without the frame of the method that this one calls.
+            raise shortened(error) from error.__cause__
 
     def _next(self) -> Any:
         value = self._next_step()
