@@ -9,13 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from daskdist.errors import ClusterError, CollectiveError, NotMadeAgainError
+from daskdist.errors import ClusterError, CollectiveError, NotMadeAgainError, WaitTimeoutError
+from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.backend import CallRepetition, GenerationEndedError, PresentWorkers
 from daskdist.strategy.calls.calls import Call, Record, note_lost
 from daskdist.strategy.calls.outcomes import Failed
 from daskdist.strategy.calls.recovery.call_log import CallLog
 from daskdist.strategy.calls.recovery.generations import Generations
+from daskdist.strategy.calls.recovery.scheduler_connection import SchedulerConnection
+from daskdist.strategy.calls.recovery.worker_recovery import WorkerRecovery
 from daskdist.strategy.group import Replica, ReplicaGroup
 
 
@@ -186,6 +189,38 @@ def test_what_fails_with_a_generation_is_called_again_in_the_next_one(changed):
             current.call(work, recover)
     else:
         assert current.call(work, recover) == "result"
+
+
+def test_a_call_that_runs_too_long_while_a_worker_leaves_ends_the_recovery():
+    def finish():
+        raise WaitTimeoutError("too long")
+
+    live_workers = LiveWorkers(["a", "b"])
+    live_workers.note_leaving("a")
+    client = SimpleNamespace(status="running")
+    streams = SimpleNamespace(client=client, live_workers=live_workers, lost=list, finish=finish)
+    recovery = WorkerRecovery(streams, SimpleNamespace(missing=list), None, None, None, None)
+    two = ReplicaGroup("token", (Replica("a", "CPU:0"), Replica("b", "CPU:0")))
+    current = generations_of(two, recovery, lambda some_remain: None)
+    live_workers.in_doubt = True
+    with pytest.raises(WaitTimeoutError, match="too long"):
+        current.recover()
+    assert live_workers.in_doubt
+
+
+def test_a_scheduler_that_is_lost_while_the_client_has_no_connection_is_waited_for():
+    client = SimpleNamespace(status="running", scheduler_comm=object(), _timeout=30)
+    connection = SchedulerConnection(client)
+    assert not connection.is_lost_again
+    client.status, client.scheduler_comm = "connecting", None
+    assert connection.is_lost
+    assert connection.is_lost_again
+    connection._renewed = client.scheduler_comm = object()
+    client.status = "running"
+    assert connection.is_lost
+    assert not connection.is_lost_again
+    client.status, client.scheduler_comm = "connecting", None
+    assert connection.is_lost_again
 
 
 def test_other_threads_wait_for_a_recovery_that_is_under_way():

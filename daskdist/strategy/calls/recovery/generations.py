@@ -129,7 +129,9 @@ class Generations:
             except (ClusterError, CollectiveError) as error:
                 # After a change of the replicas by another thread, wait for its end.
                 (self.recover if isinstance(error, GenerationEndedError) else recover or self.recover_soon)()
-                if self.now is group and self._repetition.num_made_again == num_made_again:
+                # An error that nobody looked at is raised once, and so not lost by another call.
+                is_over = settles or self._repetition.num_made_again == num_made_again
+                if self.now is group and is_over:
                     raise
                 continue
             if settles:

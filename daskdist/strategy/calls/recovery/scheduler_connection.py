@@ -48,7 +48,8 @@ class SchedulerConnection:
     @property
     def is_lost_again(self) -> bool:
         """Return whether the scheduler is lost, also the one that `renew` waited for if there is one."""
-        return self.is_lost and self._client.scheduler_comm is not self._renewed
+        # While the client connects again, it has no connection either.
+        return self.is_lost and (self._renewed is None or self._client.scheduler_comm is not self._renewed)
 
     def renew(self, meanwhile: Callable[[], None]) -> None:
         """Wait for a scheduler at the same address.

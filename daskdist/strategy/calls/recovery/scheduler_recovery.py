@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from daskdist.core.cardinality import counted
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.backend import GenerationEndedError
 from daskdist.strategy.calls.outcomes import Failed
 from daskdist.strategy.calls.program_report import ProgramReport
 from daskdist.strategy.calls.recovery.scheduler_connection import SchedulerConnection
@@ -60,18 +60,17 @@ class SchedulerRecovery(WorkerRecovery):
         return list(self.live_workers.present) if self.connection.is_lost else lost
 
     def _recovered(self, group: ReplicaGroup) -> ReplicaGroup:
-        if not self.connection.is_lost:
-            return super()._recovered(group)
-        self.connection.renew(self._abandon_leaving)
-        group = self._continued(group)
+        try:
+            if not self.connection.is_lost:
+                return super()._recovered(group)
+            self.connection.renew(self._abandon_leaving)
+            group = self._continued(group)
+        except (ClusterError, OSError) as error:
+            if self.connection.is_lost_again:
+                raise GenerationEndedError("the scheduler was lost while a strategy continued") from error
+            raise
         self.connection.note()
         return group
-
-    def _is_more_lost(self) -> bool:
-        if self.client.status == "running" and not self.connection.is_lost:
-            with contextlib.suppress(ClusterError, OSError):
-                return super()._is_more_lost()
-        return self.connection.is_lost_again
 
     def _abandon_leaving(self) -> None:
         # Without their scheduler, workers end as soon as the calls that were sent to them have.

@@ -99,15 +99,9 @@ class WorkerRecovery(Recovery):
         self.live_workers.in_doubt = self.live_workers.has_lost = False
         try:
             return self._recovered(group)
-        except BaseException as error:
+        except BaseException:
             self.live_workers.in_doubt = True
-            if isinstance(error, (ClusterError, OSError)) and self._is_more_lost():
-                raise GenerationEndedError("more was lost while a strategy continued without what is lost") from error
             raise
-
-    def _is_more_lost(self) -> bool:
-        # Return whether more was lost while `_recovered` failed.
-        return bool(self.missing())
 
     def _recovered(self, group: ReplicaGroup) -> ReplicaGroup:
         live_workers, lost = self.live_workers, self.missing()
@@ -128,11 +122,17 @@ class WorkerRecovery(Recovery):
         # The scheduler may lack this package.
         with contextlib.suppress(Exception):
             run_on_scheduler(self.client, cancel_lost_tasks, lost, self.client.id, _KNOWN_WITHIN_S)
-        self.streams.end_waiting_for(live_workers.lost)
-        # Wait for calls in flight, which change variables.
-        self.streams.become(left)
-        self.objects.clear()
-        note_in_use(self.client, group.token, left.workers)
+        try:
+            self.streams.end_waiting_for(live_workers.lost)
+            # Wait for calls in flight, which change variables.
+            self.streams.become(left)
+            self.objects.clear()
+            note_in_use(self.client, group.token, left.workers)
+        except (ClusterError, OSError) as error:
+            # Those that were missing before are dropped.
+            if self.missing():
+                raise GenerationEndedError("another worker was lost while a strategy continued without some") from error
+            raise
         return left
 
     def _wait_for_values(self, leaving: Sequence[str]) -> None:
