@@ -205,7 +205,7 @@ class Advised:
 
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
-                # A property raised an AttributeError, which is that of the user then.
+                # A property raised an AttributeError, which is raised again.
                 return object.__getattribute__(self, name)
             raise missing_attribute(self, f"{type(self).__name__!r} object", name, self._advice_for(name))
 

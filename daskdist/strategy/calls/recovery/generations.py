@@ -24,6 +24,8 @@ _T = TypeVar("_T")
 class Generations:
     """The current replicas, and the numbers of replicas before any were lost.
 
+    Any thread reads the attributes; they change under the lock, in the thread that recovers or adds replicas.
+
     Parameters
     ----------
     group
@@ -49,7 +51,7 @@ class Generations:
         # True once replicas were lost or added.
         self.has_changed = False
         self._lost: tuple[str | None, ...] = ()
-        # Other threads wait for the lock. The flag prevents re-entry, as recovery itself calls replicas.
+        # Held while a thread recovers, for which others wait. The flag prevents re-entry, as recovery calls replicas.
         self._lock = threading.RLock()
         self._is_inside = False
         # True while a recovery is under way, and after one that failed: the next call goes on with it.
@@ -129,9 +131,11 @@ class Generations:
             except (ClusterError, CollectiveError) as error:
                 # After a change of the replicas by another thread, wait for its end.
                 (self.recover if isinstance(error, GenerationEndedError) else recover or self.recover_soon)()
-                # An error that nobody looked at is raised once, and so not lost by another call.
-                is_over = settles or self._repetition.num_made_again == num_made_again
-                if self.now is group and is_over:
+                # What settles may be the report of a failure, which is made once: a second call would not report it.
+                has_changed = self.now is not group or (
+                    self._repetition.num_made_again != num_made_again and not settles
+                )
+                if not has_changed:
                     raise
                 continue
             if settles:
