@@ -15,7 +15,7 @@ from distributed.scheduler import KilledWorker
 from distributed.spill import MaxSpillExceeded, SpillBuffer
 
 from daskdist.config import seconds
-from daskdist.errors import RepeatedLossError, WaitTimeoutError
+from daskdist.errors import ClusterError, RepeatedLossError, WaitTimeoutError
 from daskdist.execute.callers.cluster_requests import run_on_scheduler, run_on_workers
 from daskdist.execute.private_names import handles_topic
 
@@ -30,6 +30,9 @@ _HELD_UP: Final = ("ready", "constrained", "fetch")
 # The topic of Dask's events about ended workers, and the seconds after such an event within which the loss is noticed.
 _TOPIC: Final = "worker-restart-memory"
 _ENDED_WITHIN_S: Final = 60.0
+# Seconds within which such an event comes after the loss: it goes by way of the scheduler, the loss does not.
+_COMES_WITHIN_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.01
 # Client -> worker -> the time at which Dask ended it, and its memory then.
 _ended: Final[WeakKeyDictionary[Client, dict[str, tuple[float, int]]]] = WeakKeyDictionary()
 # The most workers that a message describes.
@@ -107,14 +110,34 @@ def note_ended(client: Client) -> None:
         client.subscribe_topic(_TOPIC, note)
 
 
-def ended_for_memory(client: Client, workers: Sequence[str]) -> str:
-    """Return a text about those of the lost workers that Dask has ended; empty if there are none."""
+def ended_for_memory(client: Client, workers: Sequence[str], *, waits: bool = False) -> str:
+    """Return a text about those of the lost workers that Dask has ended; empty if there are none.
+
+    Parameters
+    ----------
+    client
+        The connection to the cluster.
+    workers
+        Their addresses.
+    waits
+        Whether to wait for Dask's event about each, for a final error; not in the event loop, which takes the events.
+    """
+    now, ended = time.monotonic(), _ended.get(client, {})
+    while waits and not ended.keys() >= {*workers} and time.monotonic() < now + _COMES_WITHIN_S:
+        time.sleep(_LOOK_EVERY_S)
     # Another worker may have had the address before.
-    since, ended = time.monotonic() - _ENDED_WITHIN_S, _ended.get(client, {})
+    since = now - _ENDED_WITHIN_S
     sizes = [f"{worker} with {format_bytes(ended[worker][1])}" for worker in workers if worker in ended]
     if not sizes or max(ended[worker][0] for worker in workers if worker in ended) < since:
         return ""
     return f"; Dask ended {', '.join(sizes)}, which exceeded the memory limit"
+
+
+def add_reason(error: BaseException, client: Client, workers: Sequence[str], *, is_last: bool) -> None:
+    """Add to the error of lost workers that Dask has ended them; if no worker is left, wait for Dask to say so."""
+    why = ended_for_memory(client, workers, waits=is_last)
+    if isinstance(error, ClusterError) and why not in str(error):
+        error.args = (f"{error}{why}",)
 
 
 def after_repeated_losses(client: Client, workers: Sequence[str]) -> str:
@@ -128,7 +151,7 @@ def after_repeated_losses(client: Client, workers: Sequence[str]) -> str:
         Their addresses; none if they are unknown.
     """
     workers = workers or list(_ended.get(client, ()))
-    if why := ended_for_memory(client, workers):
+    if why := ended_for_memory(client, workers, waits=True):
         return f"{why}. Give workers more memory (memory_limit), or make batches and splits of the data smaller"
     return f"; the logs of the workers may have the reason. {MOST_LOSSES} says how often that may happen"
 

@@ -259,7 +259,7 @@ def blocking_tasks(keys: Sequence[str], token: str, *, dask_scheduler: Scheduler
     """Return the tasks that workers execute before those with these keys, of the caller with this token.
 
     It is None if a worker executes a task of the caller, or one of this package before it: calls that hang end by
-    themselves. It is empty if no worker has a task of the caller.
+    themselves. It is empty if no worker will begin one.
     """
     states = {dask_scheduler.tasks[key].state if key in dask_scheduler.tasks else "forgotten" for key in keys}
     if not states.isdisjoint(("memory", "erred", "forgotten")):
@@ -270,7 +270,9 @@ def blocking_tasks(keys: Sequence[str], token: str, *, dask_scheduler: Scheduler
         if "queued" in states or any(f"-{token}-" in str(task.key) for task in worker.processing):
             # Some of what a worker last said that it executes may be over.
             executing = [task.key for task in worker.executing if task in worker.processing]
-            if not executing or any(map(is_key_of_ours, executing)):
+            # A paused worker begins no task, also of those that it got before.
+            will_begin = not executing and worker.status is not Status.paused
+            if will_begin or any(map(is_key_of_ours, executing)):
                 return None
             blocking += [f"{key} on {worker.address}" for key in executing]
     return blocking

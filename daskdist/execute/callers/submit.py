@@ -363,7 +363,7 @@ class Submit:
                 keys = [handle.key for handle in handles if not handle.done()]
                 blocking = run_on_scheduler(self.client, blocking_tasks, keys, self.token)
                 if blocking is not None:
-                    before = f"workers execute {', '.join(blocking)}" if blocking else "no worker has taken them"
+                    before = f"workers execute {', '.join(blocking)}" if blocking else "no worker begins them"
                     raise WaitTimeoutError(f"{error}; {before}") from None
 
     def _result_of(self, handle: Future) -> Any:

@@ -26,7 +26,7 @@ from daskdist.execute.callers.live_workers import LiveWorkers, give_up
 from daskdist.execute.callers.submit import workers_of
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.link import RunClock
-from daskdist.execute.paused_workers import ended_for_memory
+from daskdist.execute.paused_workers import add_reason, ended_for_memory
 from daskdist.strategy.backend import GenerationEndedError
 from daskdist.strategy.calls.call_arguments import last_reference
 from daskdist.strategy.calls.call_messages import (
@@ -261,7 +261,8 @@ class StreamSet:
             raise closed_error(self.client)
         if self.has_broken and not all(map(self.is_open, workers)):
             self.live_workers.in_doubt = True
-            raise self.lost_error(self.lost())
+            lost = self.lost()
+            raise self.lost_error(lost, ended_for_memory(self.client, lost))
         for source in sources:
             for future in source.futures if type(source) is TaskResults else ():
                 if future is not None and future.cancelled():
@@ -290,7 +291,6 @@ class StreamSet:
         rest = "no worker is left, create a new strategy"
         if len(self.lost()) < len(self.live_workers.present):
             rest = "calls that need them fail, and the next call continues with the remaining replicas"
-        why += ended_for_memory(self.client, lost)
         return root_cause(self.client, ClusterError(f"lost {', '.join(lost)}, which had replicas{why}; {rest}"))
 
     def flush(self) -> None:
@@ -545,8 +545,9 @@ class StreamSet:
     def _cause_of(self, error: BaseException) -> BaseException:
         # A lost worker may be the cause. Another worker may report it before its stream breaks.
         self.live_workers.in_doubt = True
-        if reported := [worker for worker in self._streams if self.is_open(worker) and f"lost {worker}," in str(error)]:
-            self.wait(lambda: True not in map(self.is_open, reported), 5 * _LOOK_EVERY_S)
+        if lost := [worker for worker in self._streams if f"lost {worker}," in str(error)]:
+            self.wait(lambda: True not in map(self.is_open, lost), 5 * _LOOK_EVERY_S)
+            add_reason(error, self.client, lost, is_last=len(self.lost()) == len(self.live_workers.present))
         return root_cause(self.client, error)
 
     def raise_unobserved(self) -> None:
