@@ -83,6 +83,7 @@ def test_full_disks_and_full_memory_are_an_error():
             pass_over_kept()
         # What fills the memory is dropped with it.
         kept.clear()
+        eventually(lambda: {its["status"] for its in workers_of(client).values()} == {"running"})
         assert rows_of(strategy, Dataset.range(ROWS).batch(50)) == [*range(ROWS)]
 
 
