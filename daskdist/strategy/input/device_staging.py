@@ -16,7 +16,7 @@ from daskdist.core.block import Rows
 from daskdist.devices import Device, name_of, named
 from daskdist.errors import OutOfRangeError
 from daskdist.execute.caller import Caller
-from daskdist.execute.stream.step_cursors import HandedOut, JointCursor
+from daskdist.execute.stream.step_cursors import Mark, StepCursor, without_blocks
 from daskdist.execute.transfer.copier import Copier, NoRoomError, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyStats, CopyTimer
 from daskdist.execute.transfer.layout import MOST_UNIT_STEPS, UNIT_BYTES, copied_bytes, layout_of
@@ -200,30 +200,30 @@ def copy_stats_on_worker(names: dict[str, list[str]], dask_worker: Any) -> CopyS
 class HostSteps(Iterator[Any]):
     """The steps of a pass in this process, as each replica's leaves on the host; keeps no reference to its iterator."""
 
-    def __init__(self, feeds: JointCursor, caller: Caller, empty: Sequence[Any]) -> None:
-        self._feeds = feeds
+    def __init__(self, cursor: StepCursor, caller: Caller, empty: Sequence[Any]) -> None:
+        self._cursor = cursor
         self._caller = caller
         self._empty = empty
         # Held while a step is read, and by `state_dict` while it copies positions.
         self.reading = Lock()
-        # The numbers handed out after each step that was read but not handed out yet.
-        self.handed_out: deque[HandedOut] = deque()
+        # The position after each step that was read but not handed out yet.
+        self.marks: deque[Mark] = deque()
 
     def __next__(self) -> list[Sequence[Any]]:
         with self.reading:
             try:
-                places, _ = self._feeds.next()
+                run, step = self._cursor.next()
             except OutOfRangeError:
                 raise StopIteration from None
-            self.handed_out.append(self._feeds.handed_out())
+            self.marks.append(without_blocks(self._cursor.mark))
         return [
             self._empty if place < 0 else self._caller.result(lane.ref.handle).item(place)  # type: ignore[union-attr]
-            for lane, place in places
+            for lane, place in zip(run.lanes, step.places, strict=True)
         ]
 
     def close(self) -> None:
         """Stop reading ahead, and drop the data that was read."""
-        self._feeds.close()
+        self._cursor.close()
         self._caller.close()
 
 

@@ -14,7 +14,6 @@ from daskdist.core.failing.failed_element import is_of_element, must_raise
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch
-from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.structure import Leaves
 from daskdist.devices import named
 from daskdist.display.step_times import WorkerTimes
@@ -23,7 +22,7 @@ from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.pass_iterator import PassIterator
-from daskdist.execute.stream.step_cursors import AT_ITS_END, HandedOut, JointCursor, PipelineCursor
+from daskdist.execute.stream.step_cursors import AT_ITS_END, Mark, Step, StepCursor, StepRun, handed_out_at
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.stream.window import Windows
 from daskdist.execute.transfer.copier import pinned_empty
@@ -96,8 +95,8 @@ class DistributedIterator(PassIterator):
         # The steps that are read ahead for copies to devices, from the first step on.
         self._host_steps: HostSteps | None = None
         self._ahead: DevicePrefetch | None = None
-        # The numbers handed out after the last step that left `_ahead`.
-        self._handed_out: HandedOut = []
+        # The position after the last step that left `_ahead`.
+        self._mark = self._cursor.mark
         # The bytes of the bundles on each worker that were handed out and are still referenced, mostly by steps under
         # way; None without a limit of memory.
         memory_bytes = None if self._is_here else caller.memory_bytes
@@ -109,19 +108,21 @@ class DistributedIterator(PassIterator):
         # Ends the caller's threads when it is closed or garbage collected.
         self._finalizer = Finalizer(self, caller.close)
 
-    def _open(self, pipelines: Sequence[Pipeline], starts: Sequence[StreamPosition]) -> None:
+    def _open(
+        self, pipelines: Sequence[Pipeline], starts: Sequence[StreamPosition], done: frozenset[int] = frozenset()
+    ) -> None:
         devices, options = self._devices, self._options
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         # Memory pinned for one device of a kind serves all devices of that kind.
         is_pinned = self._puts_on_devices and len({device.kind for device in devices}) == 1
         fails_by_replica = self._feed.source.share_out is None and not self._feed.drops_uneven
-        feeds: list[PipelineCursor] = []
+        builders: list[BundleBuilder] = []
         self._interpreters = []
         self._nodes = [pipeline.node for pipeline in pipelines]
         for pipeline, start in zip(pipelines, starts, strict=True):
             interpreter = Interpreter(self._caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
-            first = sum(num_lanes[: len(feeds)])
+            first = sum(num_lanes[: len(builders)])
             pipeline_devices = devices[first : first + len(pipeline.consumers)]
             is_wanted = merged_options(pipeline.node).shuffle_on_device if self._puts_on_devices else False
             primitive, gathers = with_device_gathers(pipeline_devices, pipeline.primitive, is_wanted)
@@ -140,12 +141,14 @@ class DistributedIterator(PassIterator):
                 device_gathers=gathers,
                 as_views=self._is_here and not is_pinned,
             )
-            feeds.append(PipelineCursor(builder))
+            builders.append(builder)
         # The numbers of rows of a step without known ones.
         self._without_numbers = UNKNOWN_ROWS if any(item.varies for item in pipelines) else frozenset()
-        self._feeds = JointCursor(feeds, drops_uneven=self._feed.drops_uneven, fails_by_replica=fails_by_replica)
-        # The blocks of the last step's parts, and the tasks that compute them.
-        self._refs: list[BlockRef | None] = [None] * sum(num_lanes)
+        self._cursor = StepCursor(
+            builders, drops_uneven=self._feed.drops_uneven, fails_by_replica=fails_by_replica, done=done
+        )
+        # The run of the last step, and the tasks that compute its blocks.
+        self._run: StepRun | None = None
         self._results = TaskResults((), ())
         self._empty = tuple(leaf.zeros() for leaf in self._specs) if sum(num_lanes) > 1 else ()
 
@@ -198,9 +201,8 @@ class DistributedIterator(PassIterator):
         # Wait until all calls of `run` have ended, and raise the error of one whose results were not read.
         self._internals.finish(raises_all=True)
 
-    def _numbers(self) -> tuple[HandedOut, int, frozenset[int]]:
-        handed_out = self._feeds.handed_out() if self._host_steps is None else self._handed_out
-        return handed_out, self._number, self._feeds.done
+    def _numbers(self) -> tuple[Mark, int]:
+        return self._cursor.mark if self._host_steps is None else self._mark, self._number
 
     def _loses_elements(self) -> bool:
         return self._ahead is not None or super()._loses_elements()
@@ -333,11 +335,11 @@ class DistributedIterator(PassIterator):
         self._close()
 
     def _close(self) -> None:
-        self._refs, self._results = [None] * len(self._refs), TaskResults((), ())
+        self._run, self._results = None, TaskResults((), ())
         if self._ahead is not None:
             self._ahead.close()
         else:
-            self._feeds.close()
+            self._cursor.close()
         self._finalizer()
 
     @synchronized
@@ -358,7 +360,8 @@ class DistributedIterator(PassIterator):
         """
         return self._position()
 
-    def _state(self, handed_out: HandedOut, num_steps: int, done: frozenset[int]) -> dict[str, Any]:
+    def _state(self, mark: Mark, num_steps: int) -> dict[str, Any]:
+        handed_out, done = handed_out_at(mark)
         streams = zip(self._interpreters, handed_out, strict=True)
         with nullcontext() if self._host_steps is None else self._host_steps.reading:
             positions = [interpreter.position_at(num_elements) for interpreter, num_elements in streams]
@@ -378,7 +381,7 @@ class DistributedIterator(PassIterator):
         ArgumentError
             The position is of another dataset or version, or this iterator is closed.
         """
-        has_begun = self._number > 0 or self._is_over or any(self._feeds.handed_out())
+        has_begun = self._number > 0 or self._is_over or any(handed_out_at(self._cursor.mark)[0])
         self._load(state, has_begun=has_begun or self._failure is not None or self._ahead is not None)
 
     def _continue_from(self, state: dict[str, Any], *, with_new_caller: bool = False) -> None:
@@ -390,16 +393,15 @@ class DistributedIterator(PassIterator):
             self._reported, self._caller = set(), self._feed.reader()
             self._finalizer = Finalizer(self, self._caller.close)
         else:
-            self._feeds.close()
+            self._cursor.close()
         self._number, self._is_over = num_steps, is_over
         try:
-            self._open(pipelines, positions)
+            self._open(pipelines, positions, done)
         except Exception as error:
             # Some pipelines may be open, and others not.
             self._fail(error)
             raise
-        self._feeds.done = done
-        self._handed_out = self._feeds.handed_out()
+        self._mark = self._cursor.mark
         # Later passes get other numbers.
         for pipeline, epoch in zip(source.pipelines, epochs, strict=True):
             note_pass(pipeline.node, epoch)
@@ -408,34 +410,31 @@ class DistributedIterator(PassIterator):
 
     def _step(self) -> Any:
         if self._puts_on_devices and self._ahead is None and not self._is_over:
-            self._host_steps = HostSteps(self._feeds, self._caller, self._empty)
+            self._host_steps = HostSteps(self._cursor, self._caller, self._empty)
             self._ahead = ahead_of(self._host_steps, self._devices, self._options)
         if self._ahead is not None:
             rows = self._on_devices(self._ahead)
             return self._step_value(rows, num_rows=_num_rows_of(rows))
         if self._has_begun_bundle:
             self._wait_for_room()
-        places, num_empty = self._feeds.next()
+        run, step = self._cursor.next()
         self._number += 1
-        if not self._is_here:
-            self._note_bundles(places)
-        if len(places) == 1:
-            return self._pack(self._leaves(*places[0]))
-        if not num_empty and not self._is_here:
-            return self._pack(self._references(places))
-        rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
-        return self._step_value(rows, num_rows=self._feeds.num_rows)
+        if run is not self._run and not self._is_here:
+            self._note_bundles(run)
+        if len(step.places) == 1:
+            return self._pack(self._leaves(run.lanes[0], step.places[0], step.num_rows))
+        if not step.num_empty and not self._is_here:
+            return self._pack(self._references(step))
+        parts = zip(run.lanes, step.places, strict=True)
+        rows = [self._empty if place < 0 else self._leaves(lane, place, step.num_rows) for lane, place in parts]
+        return self._step_value(rows, num_rows=step.num_rows)
 
-    def _note_bundles(self, places: Sequence[tuple[Lane, int]]) -> None:
+    def _note_bundles(self, run: StepRun) -> None:
         # All steps of one bundle share their references.
-        for (lane, _), ref in zip(places, self._refs, strict=True):
-            if lane.ref is not ref:
-                break
-        else:
-            return
-        refs = [lane.ref for lane, _ in places]
-        new = [(lane, ref) for lane, _ in places if (ref := lane.ref) and not ref.is_kept and ref not in self._refs]
-        self._refs = refs
+        refs = [lane.ref for lane in run.lanes]
+        before = [] if self._run is None else [lane.ref for lane in self._run.lanes]
+        new = [(lane, ref) for lane in run.lanes if (ref := lane.ref) and not ref.is_kept and ref not in before]
+        self._run = run
         futures = tuple([None if ref is None else ref.handle for ref in refs])
         self._results = TaskResults(futures, tuple([None if ref is None else ref.worker for ref in refs]))
         in_use = self._in_use
@@ -462,7 +461,7 @@ class DistributedIterator(PassIterator):
         if rows is None:
             raise OutOfRangeError(AT_ITS_END)
         self._number += 1
-        self._handed_out = self._host_steps.handed_out.popleft()  # type: ignore[union-attr]
+        self._mark = self._host_steps.marks.popleft()  # type: ignore[union-attr]
         # Make the leaves that stay on the host writable.
         return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
 
@@ -483,28 +482,28 @@ class DistributedIterator(PassIterator):
             batch = GlobalBatch(self._structure, columns, is_writable=self._is_writable, skips_empty=self._skips_empty)
         return [PerReplica(column, num_rows, batch=batch, batch_leaf=leaf) for leaf, column in enumerate(columns)]
 
-    def _references(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
+    def _references(self, step: Step) -> list[PerReplica]:
         # Return references to the elements of all replicas, like `_leaves` for one replica.
-        numbers = [place for _, place in places]
-        first = numbers[0]
-        are_alike = numbers.count(first) == len(numbers)
+        places = step.places
+        first = places[0]
+        are_alike = places.count(first) == len(places)
         values = []
         for leaf, spec in enumerate(self._specs):
             alike = row_leaf(first, leaf, self._is_writable)
-            picks = alike if are_alike else tuple([row_leaf(place, leaf, self._is_writable) for place in numbers])
+            picks = alike if are_alike else tuple([row_leaf(place, leaf, self._is_writable) for place in places])
             values.append(Refs(self._backend, self._results, picks, spec))
-        return self._per_replica(values, self._feeds.num_rows)
+        return self._per_replica(values, step.num_rows)
 
-    def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
+    def _leaves(self, lane: Lane, place: int, num_rows: frozenset[int]) -> Sequence[Any]:
         ref = lane.ref
         if self._is_here:
             leaves: Leaves = self._caller.result(ref.handle).item(place)  # type: ignore[union-attr]
             return list(map(writable, leaves)) if self._is_writable else leaves
         # Keep the future only: through the block, the data would still count as read ahead.
         results = TaskResults((ref.handle,), (ref.worker,))  # type: ignore[union-attr]
-        num_rows = self._feeds.num_rows or self._without_numbers
+        known = num_rows or self._without_numbers
         return [
-            AsyncValue(self._backend, Ref(results, 0, row_leaf(place, number, self._is_writable)), spec, num_rows)
+            AsyncValue(self._backend, Ref(results, 0, row_leaf(place, number, self._is_writable)), spec, known)
             for number, spec in enumerate(self._specs)
         ]
 
