@@ -10,6 +10,7 @@ import numpy as np
 
 from daskdist.core.block import Block
 from daskdist.core.structure import LONE
+from daskdist.execute.messages.link import LinkState
 from daskdist.service.consumer.reading import Arrived, Reading
 from daskdist.service.dispatcher.commands import (
     AllRead,
@@ -32,22 +33,25 @@ from daskdist.service.intervals import Intervals
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
-from daskdist.service.worker.task_messages import JoinTask, SentRows
+from daskdist.service.worker.task_messages import SentRows
 
 CLOSED = ("closed",)
+NO_LIMIT = 2**40
 
 
-class Link:
-    """A connection of a consumer to a worker, with the messages in transit to the worker and from it."""
+class SimulatedLink:
+    """A link of a consumer to a worker, with the messages in transit over its connection to the worker and from it."""
 
-    def __init__(self, consumer: SimulatedConsumer, worker: str, number: int) -> None:
+    def __init__(self, consumer: SimulatedConsumer, worker: str) -> None:
         self.consumer = consumer
-        self.number = number
         self.worker = worker
-        self.up: deque[Any] = deque([("connect",)])
+        self.consumer_end = LinkState()
+        self.worker_end: LinkState | None = None
+        self.up: deque[Any] = deque()
         self.down: deque[Any] = deque()
-        # Messages that either end writes after the cut are lost.
-        self.is_cut = False
+        # What either end writes after the connection is cut goes over the next one.
+        self.is_cut = self.is_closed = False
+        self.connect()
 
     def cut(self, num_kept: int = 0) -> None:
         """Lose all but the first messages in transit."""
@@ -58,6 +62,84 @@ class Link:
                     queue.pop()
                 queue.append(CLOSED)
 
+    def connect(self) -> None:
+        """Open a connection, as `WorkerConnection` does."""
+        worker = self.consumer.service.workers[self.worker]
+        self.up.clear()
+        self.down.clear()
+        self.is_cut = False
+        if not worker.is_alive:
+            self.cut()
+            return
+        if worker.links.get(self.consumer.name) is not self or self.worker_end is None:
+            worker.links[self.consumer.name], self.worker_end = self, LinkState()
+            self.consumer_end.begin_again()
+        # Each end drops what the other one has.
+        self.worker_end.acknowledge(self.consumer_end.num_arrived)
+        self._over(self.worker_end.num_arrived)
+        self.up.extend([sent[:2] for sent in self.consumer_end.kept])
+        self.down.extend([sent[:2] for sent in self.worker_end.kept])
+
+    def send_up(self, message: Any, over: Any) -> None:
+        """Send a message to the worker."""
+        numbered = self.consumer_end.send(message, over)
+        if not self.is_cut:
+            self.up.append(numbered)
+
+    def send_down(self, message: Any) -> None:
+        """Send a message to the consumer."""
+        numbered = self.worker_end.send(message)
+        if not self.is_cut:
+            self.down.append(numbered)
+
+    def _acknowledge(self, queue: deque[Any], end: LinkState) -> None:
+        # An acknowledgement that was not sent yet is replaced, as links send one for messages that come soon together.
+        if queue and isinstance(queue[-1], int):
+            queue.pop()
+        if not self.is_cut:
+            queue.append(end.num_arrived)
+
+    def _over(self, number: int) -> None:
+        for sent in self.consumer_end.acknowledge(number):
+            if sent.over is not None:
+                sent.over(None)
+
+    def reach_worker(self) -> None:
+        """Deliver the next message to the worker, and the acknowledgements before it."""
+        message = self.up.popleft()
+        while isinstance(message, int) and self.up:
+            self.worker_end.acknowledge(message)
+            message = self.up.popleft()
+        worker = self.consumer.service.workers[self.worker]
+        if message == CLOSED:
+            worker.events.append(ConsumerAway(self.consumer.name))
+        elif isinstance(message, int):
+            self.worker_end.acknowledge(message)
+        elif self.worker_end.arrive(message[0]):
+            self._acknowledge(self.down, self.worker_end)
+            worker.producers.message(self.consumer.name, message[1])
+
+    def reach_consumer(self) -> None:
+        """Deliver the next message to the consumer, and the acknowledgements before it."""
+        message = self.down.popleft()
+        while isinstance(message, int) and self.down:
+            self._over(message)
+            message = self.down.popleft()
+        if message == CLOSED:
+            if not self.is_closed and self.consumer.is_alive:
+                self.consumer.calls.append(("connect", self))
+        elif isinstance(message, int):
+            self._over(message)
+        elif self.consumer_end.arrive(message[0]):
+            self._acknowledge(self.up, self.consumer_end)
+            if not self.is_closed:
+                self.consumer.reading.got(self.worker, message[1])
+
+    def close(self) -> None:
+        """End the link; what the consumer has sent may arrive."""
+        self.is_closed = True
+        self.cut(1)
+
 
 class SimulatedWorker:
     """A worker: its producers without their threads."""
@@ -66,7 +148,7 @@ class SimulatedWorker:
         self.service = service
         self.address = address
         self.producers = Producers(self._producer)
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, SimulatedLink] = {}
         # (task, attempt) -> the number of elements that were produced.
         self.positions: dict[tuple[str, int], int] = {}
         self.commands: deque[Any] = deque()
@@ -78,30 +160,22 @@ class SimulatedWorker:
         return Producer(spec, dataset, lambda: None, lambda *args: None, self._send, self._note)
 
     def _send(self, consumer: str, message: Any, num_bytes: int = 0) -> None:
-        link = self.links.get(consumer)
-        if link is not None and not link.is_cut:
-            link.down.append(message)
+        if consumer in self.links:
+            self.links[consumer].send_down(message)
+
+    def command(self, command: Any) -> None:
+        """Take a message of the dispatcher."""
+        if isinstance(command, LoseConsumer) and command.task is None:
+            link = self.links.get(command.consumer)
+            if link is not None and not link.is_cut:
+                return
+            self.links.pop(command.consumer, None)
+        self.producers.command(command)
 
     def _note(self, event: Any) -> None:
         self.events.append(event)
         if isinstance(event, TaskOver):
             self.producers.stop(event.task)
-
-    def hear(self, link: Link, message: Any) -> None:
-        """Take a message of a consumer."""
-        name = link.consumer.name
-        if message == ("connect",):
-            if name not in self.links or self.links[name].number < link.number:
-                self.links[name] = link
-                self.producers.connected(name)
-        elif self.links.get(name) is not link:
-            return
-        elif message == CLOSED:
-            del self.links[name]
-            self.producers.disconnected(name)
-            self.events.append(ConsumerAway(name))
-        else:
-            self.producers.message(name, message)
 
     def produce(self) -> bool:
         """Produce the next part of each task; return whether there was any."""
@@ -134,15 +208,16 @@ class SimulatedConsumer:
         self.arrived = Arrived()
         in_turn = service.options.num_consumers is not None
         joining = {
-            "window_elements": service.window,
+            "name": name,
             "window_bytes": 40 * service.part,
             "index": index if in_turn else 0,
-            "trainer": "",
+            "trainer": "trainer" if service.options.cache_bytes is not None else "",
         }
         self.join = Join(name, "dataset", "job", 0, service.options, consumer_index=index if in_turn else None)
-        self.reading = Reading(name, joining, self.arrived, self._send, self._read_all, in_turn=in_turn)
-        self.links: dict[str, Link] = {}
-        self.is_cut: set[str] = set()
+        self.reading = Reading(
+            joining, self.arrived, self._send, self._read_all, service.window or NO_LIMIT, in_turn=in_turn
+        )
+        self.links: dict[str, SimulatedLink] = {}
         self.asked: deque[Any] = deque()
         self.told: deque[Any] = deque()
         # The actions that the program and timers have requested of the event loop.
@@ -150,13 +225,13 @@ class SimulatedConsumer:
         self.taken: list[int] = []
         self.is_alive, self.is_leaving = True, False
 
-    def _send(self, worker: str, message: Any) -> None:
-        link = self.links.get(worker)
-        joins = isinstance(message.message, JoinTask)
-        if link is None and joins and worker not in self.is_cut and not self.is_leaving:
-            link = self.links[worker] = self.service.connect(self, worker)
-        if link is not None and not link.is_cut:
-            link.up.append(message)
+    def _send(self, worker: str, message: Any, over: Any) -> None:
+        if self.is_leaving:
+            return
+        if worker not in self.links:
+            self.links[worker] = SimulatedLink(self, worker)
+            self.service.links.append(self.links[worker])
+        self.links[worker].send_up(message, over)
 
     def _read_all(self, num_told: int) -> None:
         self.asked.append(AllRead(self.name, num_told))
@@ -174,7 +249,8 @@ class SimulatedConsumer:
 
     def _done_with(self) -> list[tuple[str, int, int]]:
         in_hand = self.arrived.done_with()
-        self.calls += [("acknowledge", *part) for part in in_hand]
+        if in_hand:
+            self.calls.append(("use", in_hand))
         return in_hand
 
     def close(self) -> None:
@@ -186,30 +262,21 @@ class SimulatedConsumer:
 
     def call(self, kind: str, *args: Any) -> None:
         """Run the requested actions in the event loop."""
-        if kind == "acknowledge":
-            self.reading.acknowledge(*args)
+        if kind == "use":
+            self.reading.use(*args, self.service.window or NO_LIMIT)
         elif kind == "leave":
             self._leave()
         else:
-            self.is_cut.discard(*args)
-            self.reading.connected_again(*args)
+            (link,) = args
+            if not link.is_closed:
+                link.connect()
 
     def _leave(self) -> None:
         if not self.is_leaving:
             self.is_leaving = True
             self.asked += [Leave(self.name, self.reading.done()), CLOSED]
             for link in self.links.values():
-                link.cut(1)
-
-    def hear(self, link: Link, message: Any) -> None:
-        """Take a message of a worker."""
-        if message != CLOSED:
-            self.reading.got(link.worker, message)
-        elif self.links.get(link.worker) is link:
-            del self.links[link.worker]
-            if not self.is_leaving:
-                self.is_cut.add(link.worker)
-                self.calls.append(("again", link.worker))
+                link.close()
 
     def hear_dispatcher(self, message: Any) -> None:
         """Take a message of the dispatcher."""
@@ -217,6 +284,8 @@ class SimulatedConsumer:
             return
         if isinstance(message, TasksToRead):
             self.reading.tasks(message.tasks, message.number)
+            for worker in self.links.keys() - self.reading.workers():
+                self.links.pop(worker).close()
         elif isinstance(message, RecordedAsUsed):
             self.reading.recorded(message.tasks)
         elif isinstance(message, IterationOver):
@@ -240,7 +309,12 @@ class SimulatedConsumer:
         places = {task: place for task, place in self.reading._tasks.items() if task not in self.reading._ended}
         here = sum(len(rows) for task, _, rows in self.arrived.parts if task in places)
         links = [link for link in self.service.links if link.consumer is self]
-        sent = [(link, about) for link in links for about in link.down if about != CLOSED]
+        sent = [
+            (link, kept.message)
+            for link in links
+            for kept in (link.worker_end.kept if link.worker_end else ())
+            if kept.number > link.consumer_end.num_arrived
+        ]
         coming = [
             about.message.rows
             for link, about in sent
@@ -290,7 +364,7 @@ class Simulation:
         self._carry_out([])
         self.workers: dict[str, SimulatedWorker] = {}
         self.consumers: dict[str, SimulatedConsumer] = {}
-        self.links: list[Link] = []
+        self.links: list[SimulatedLink] = []
         self._names = itertools.count()
         self._sent: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -365,31 +439,22 @@ class Simulation:
                 worker.producers.tick()
         self._carry_out(self.dispatcher.tick())
 
-    def connect(self, consumer: SimulatedConsumer, worker: str) -> Link:
-        """Return a new connection; a broken one if the worker is gone."""
-        link = Link(consumer, worker, next(self._names))
-        self.links.append(link)
-        if not self.workers[worker].is_alive:
-            link.cut()
-            link.up.clear()
-        return link
-
     # --- messages ---
 
     def steps(self) -> list[Any]:
         """Return functions that each deliver the next message of a connection."""
         steps: list[Any] = []
-        self.links = [link for link in self.links if link.up or link.down or not link.is_cut]
+        self.links = [link for link in self.links if link.up or link.down or not link.is_closed]
         for link in self.links:
-            if link.up:
-                steps.append(lambda link=link: self.workers[link.worker].hear(link, link.up.popleft()))
+            if link.up and self.workers[link.worker].is_alive:
+                steps.append(link.reach_worker)
             if link.down:
-                steps.append(lambda link=link: link.consumer.hear(link, link.down.popleft()))
+                steps.append(link.reach_consumer)
         for worker in self.workers.values():
             if worker.events:
                 steps.append(lambda worker=worker: self._event(worker, worker.events.popleft()))
             if worker.commands:
-                steps.append(lambda worker=worker: worker.producers.command(worker.commands.popleft()))
+                steps.append(lambda worker=worker: worker.command(worker.commands.popleft()))
         for consumer in self.consumers.values():
             if consumer.asked:
                 steps.append(lambda consumer=consumer: self._request(consumer, consumer.asked.popleft()))

@@ -163,8 +163,6 @@ class Served(CountingNode, Source):
             entry = partial(entry_of, self.dataset_id, self.fingerprint, pipeline, self.known_spec)
             draws = IterationDraws(epoch_of_contents(pipeline, epoch), tuple(drawn_seeds(pipeline)))
         joining = {
-            "window_elements": request.max_outstanding_requests
-            or (None if request.num_consumers is None else _AHEAD_IN_ROUNDS),
             "window_bytes": in_bytes("service.window-bytes"),
             "index": request.consumer_index or 0,
             "trainer": "" if request.cross_trainer_cache is None else request.cross_trainer_cache.trainer_id,
@@ -177,6 +175,7 @@ class Served(CountingNode, Source):
             entry,
             partial(self._join, iteration, draws, in_order),
             joining,
+            most=request.max_outstanding_requests or (_AHEAD_IN_ROUNDS if in_turn else None),
             in_turn=in_turn,
             compression=request.compression,
         )

@@ -26,7 +26,7 @@ from daskdist.service.worker.first_come import FirstCome
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
-from daskdist.service.worker.task_messages import Passed, SentRows, Used
+from daskdist.service.worker.task_messages import Ask, JoinTask, Passed, SentRows
 from daskdist.testing import same_multiset
 
 PART_BYTES = 16_384 * 8
@@ -68,8 +68,6 @@ def test_nothing_is_produced_once_all_consumers_have_left(make):
         task.joined(Consumer(name, 4, 1000, index=index))
     task.lost("one")
     assert task.is_wanted
-    task.away("other")
-    assert task.is_wanted
     task.lost("other")
     assert not task.is_wanted
     task.joined(Consumer("another", 4, 1000, index=1))
@@ -90,15 +88,15 @@ def test_a_trainer_that_is_slower_than_the_window_passes_over_what_has_gone():
     window.joined(Consumer("slow", 4, 1000, trainer="b"))
     assert window.produced(0, 4, 40) == [Send("fast", 0, 4), Send("slow", 0, 4)]
     assert not window.is_wanted
-    assert window.acknowledged("fast", [(0, 4)]) == []
+    assert window.asked("fast", [(0, 4)], 4) == []
     assert window.is_wanted
     for first in (4, 8, 12):
         actions = window.produced(first, first + 4, 40)
         assert actions[0] == Send("fast", first, first + 4)
         # The window advances by whole parts.
         assert actions[1:] == ([Forget(first - 8, first - 4)] if first > 4 else [])
-        window.acknowledged("fast", [(first, first + 4)])
-    assert window.acknowledged("slow", [(0, 4)]) == [Passed("slow", 4), Send("slow", 8, 12)]
+        window.asked("fast", [(first, first + 4)], 4)
+    assert window.asked("slow", [(0, 4)], 4) == [Passed("slow", 4), Send("slow", 8, 12)]
 
 
 def test_elements_of_a_lost_consumer_go_to_another_of_the_same_trainer():
@@ -106,7 +104,7 @@ def test_elements_of_a_lost_consumer_go_to_another_of_the_same_trainer():
     window.joined(Consumer("one", 2, 1000, trainer="a"))
     window.joined(Consumer("two", 2, 1000, trainer="a"))
     assert window.produced(0, 4, 40) == [Send("one", 0, 2), Send("two", 2, 4)]
-    window.acknowledged("two", [(2, 4)])
+    window.asked("two", [(2, 4)], 2)
     assert window.lost("one") == [Send("two", 0, 2)]
 
 
@@ -114,7 +112,7 @@ def test_a_returning_consumer_of_rounds_gets_the_elements_it_lacks():
     rounds = CoordinatedReads(2)
     rounds.joined(Consumer("one", 8, 1000, index=0))
     assert [action.first for action in rounds.produced(0, 8, 80)] == [0, 2, 4, 6]
-    rounds.away("one")
+    rounds.lost("one")
     again = Consumer("one", 8, 1000, index=0)
     again.held.add(4, 5)
     assert rounds.joined(again, [(0, 1)]) == [Forget(0, 1), Send("one", 2, 3), Send("one", 6, 7)]
@@ -150,7 +148,7 @@ class Loop:
                 most_sent = max(most_sent, sum(part.nbytes for _, part in rows))
                 self.sent.clear()
                 for first, part in rows:
-                    self.producer.message(consumer, Used([(first, first + len(part))]))
+                    self.producer.message(consumer, Ask([(first, first + len(part))], 0))
         return most_kept, most_sent
 
 
@@ -164,7 +162,9 @@ def test_bytes_are_bounded_also_where_the_dataset_is_much_larger(cache_bytes):
 
 
 def read_through(loop, buffer_bytes, cache_bytes):
-    loop.producer.join(Consumer("one", 2**62, PART_BYTES, trainer="a"), [])
+    loop.producer.message(
+        "one", JoinTask({"name": "one", "num_asked": 2**62, "window_bytes": PART_BYTES, "trainer": "a"}, [], [])
+    )
     loop.producer.start()
     num_bytes = 8 * 2**20
     assert num_bytes > 5 * (buffer_bytes + (cache_bytes or 0))

@@ -16,7 +16,6 @@ from hypothesis.stateful import (
 )
 from service_simulation import Simulation
 
-from daskdist.service.consumer import reading
 from daskdist.service.sharding_policy import ShardingPolicy
 
 small = st.integers(0, 3)
@@ -182,14 +181,8 @@ def sizes(service):
     """Return the numbers of intervals that the parts of the service keep."""
     consumers = [item for item in service.consumers.values() if item.is_reading]
     used = [numbers for value in consumers for numbers in value.reading._done.values()]
-    unconfirmed = [
-        consumer.unconfirmed
-        for worker in service.workers.values()
-        for producer in worker.producers.producers.values()
-        for consumer in producer.delivery.consumers
-    ]
     tasks = [task.done for iteration in service.dispatcher.iterations() for task in iteration.tasks.values()]
-    return [len(list(numbers)) for numbers in (*used, *unconfirmed, *tasks)]
+    return [len(list(numbers)) for numbers in (*used, *tasks)]
 
 
 @pytest.mark.parametrize(
@@ -266,9 +259,7 @@ def test_elements_given_up_with_their_consumer_are_not_produced_again():
 
 
 @pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.FILE])
-def test_consumers_that_are_read_by_turns_wait_for_no_task_that_they_left_to_others(mode, monkeypatch):
-    # Each consumer that has elements leaves new tasks to others.
-    monkeypatch.setattr(reading, "_IDLE_S", -1.0)
+def test_consumers_that_are_read_by_turns_do_not_wait_for_each_other(mode):
     draw = random.Random(0)
     for _ in range(50):
         service = Simulation(mode, 24, is_leased=mode is ShardingPolicy.DYNAMIC)

@@ -109,6 +109,10 @@ class LinkState:
             self.num_arrived = number
         return is_new
 
+    def begin_again(self) -> None:
+        """Continue with another process in the place of the other end, which numbers its messages from 1 on."""
+        self.num_arrived = 0
+
     def beat(self, passed_s: float, num_moved: int) -> None:
         """Add to the silence the seconds since the last beat, or end it if something has moved meanwhile."""
         progress = self.kept[0].number if self.kept else None, num_moved

@@ -42,7 +42,7 @@ from daskdist.service.dispatcher.commands import (
     Welcome,
 )
 from daskdist.service.messages import receive, send
-from daskdist.service.worker.task_messages import JoinTask, OfTask
+from daskdist.service.worker.task_messages import OfTask
 from daskdist.waiting import wait_intervals
 
 logger: Final = logging.getLogger("daskdist")
@@ -51,10 +51,6 @@ logger: Final = logging.getLogger("daskdist")
 _LEAVE_S: Final = 5.0
 # The interval between attempts to reach a lost scheduler.
 _CONNECT_AGAIN_S: Final = 0.5
-# The delay before a broken connection to a worker is made again; it doubles with each failure.
-_RETRY_S: Final = 0.05
-_MOST_RETRY_S: Final = 2.0
-_WARN_AFTER: Final = 15
 _numbers: Final = itertools.count()
 
 
@@ -73,6 +69,8 @@ class ServiceReader:
         Returns the request of the consumer: ``join(name, host)``.
     joining
         The arguments of `daskdist.service.worker.delivery.Consumer` that producers are sent.
+    most
+        The most elements that may be on their way, or here and unused; None for as many as the program uses soon.
     in_turn
         Whether one element of each task is taken in turn; otherwise elements are taken in order of arrival.
     compression
@@ -87,16 +85,26 @@ class ServiceReader:
         join: Callable[[str, str], Join],
         joining: dict[str, Any],
         *,
+        most: int | None,
         in_turn: bool,
         compression: str | None,
     ) -> None:
         name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}-{next(_numbers)}"
         self._arrived = arrived = Arrived()
-        self._read_ahead_limit = ReadAheadLimit(joining["window_elements"])
+        self._read_ahead_limit = limit = ReadAheadLimit(most)
         self._loop = event_loop()
         self._process = os.getpid()
         self._connection = connection = _Connection(
-            name, address, dataset_id, entry, join, joining, arrived, in_turn=in_turn, compression=compression
+            name,
+            address,
+            dataset_id,
+            entry,
+            join,
+            joining | {"name": name},
+            arrived,
+            limit.on_the_way,
+            in_turn=in_turn,
+            compression=compression,
         )
         # An interrupt may come at any line: nothing is read that nobody can end.
         self.close = Finalizer(self, _close, self._loop, connection, arrived)
@@ -125,7 +133,7 @@ class ServiceReader:
             with arrived.changed:
                 in_hand = arrived.done_with()
             if in_hand:
-                self._loop.call_soon_threadsafe(self._connection.acknowledge, in_hand)
+                self._loop.call_soon_threadsafe(self._connection.use, in_hand, limit.on_the_way)
         num_rows = min(num_rows, limit.allowed(wait=wait))
         if num_rows < 1:
             raise NotReady
@@ -169,7 +177,7 @@ def _close(loop: asyncio.AbstractEventLoop, connection: _Connection, arrived: Ar
         arrived.parts.clear()
         arrived.changed.notify_all()
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(connection.acknowledge, in_hand)
+        loop.call_soon_threadsafe(connection.use, in_hand, 0)
         loop.call_soon_threadsafe(connection.stop)
     if not threading.main_thread().is_alive():
         # The program is ending, and has already stopped the event loop.
@@ -188,6 +196,7 @@ class _Connection:
         join: Callable[[str, str], Join],
         joining: dict[str, Any],
         arrived: Arrived,
+        ahead: int,
         *,
         in_turn: bool,
         compression: str | None,
@@ -199,14 +208,11 @@ class _Connection:
         self._join = join
         self._arrived = arrived
         self._compression = compression
-        self._reading = Reading(name, joining, arrived, self._to_worker, self._read_all, in_turn=in_turn)
+        self._reading = Reading(joining, arrived, self._to_worker, self._read_all, ahead, in_turn=in_turn)
         self._comm: Comm | None = None
         self._task: asyncio.Task[None] | None = None
-        # By the address of a worker: its connection, and how often in a row it was lost before any message arrived.
+        # By the address of a worker that has tasks.
         self._connections: dict[str, WorkerConnection] = {}
-        self._num_failed: dict[str, int] = {}
-        # The workers that are to be connected to again.
-        self._is_cut: set[str] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._is_leaving = False
         self.has_left = threading.Event()
@@ -223,10 +229,9 @@ class _Connection:
         if self._task is not None and not self._is_leaving:
             self._task.cancel()
 
-    def acknowledge(self, parts: Sequence[tuple[str, int, int]]) -> None:
-        """Record that elements were used: ``(task, first, stop)``."""
-        for task, first, stop in parts:
-            self._reading.acknowledge(task, first, stop)
+    def use(self, parts: Sequence[tuple[str, int, int]], ahead: int) -> None:
+        """Record that elements were used, ``(task, first, stop)``, and how many may be on their way from now on."""
+        self._reading.use(parts, ahead)
 
     async def _run(self) -> None:
         try:
@@ -305,6 +310,9 @@ class _Connection:
         match message:
             case TasksToRead(_, tasks, number):
                 self._reading.tasks(tasks, number)
+                for worker in self._connections.keys() - self._reading.workers():
+                    if not self._connections[worker].is_open:
+                        self._connections.pop(worker).task.cancel()
                 return False
             case RecordedAsUsed(_, tasks):
                 self._reading.recorded(tasks)
@@ -344,41 +352,20 @@ class _Connection:
 
     # --- workers ---
 
-    def _to_worker(self, worker: str, message: OfTask) -> None:
-        connection, joins = self._connections.get(worker), isinstance(message.message, JoinTask)
-        if connection is None and joins and worker not in self._is_cut and not self._is_leaving:
-            connection = self._connections[worker] = WorkerConnection(
-                worker, self._name, next(_numbers), self._address, self._compression, self._got, self._lost
+    def _to_worker(self, worker: str, message: OfTask, over: Callable[[Any], None] | None) -> None:
+        if self._is_leaving:
+            return
+        if worker not in self._connections:
+            self._connections[worker] = WorkerConnection(
+                worker, self._name, self._address, self._compression, self._got, self._failed
             )
-        # A message that cannot be sent now is covered by the next `JoinTask`.
-        if connection is not None:
-            connection.append(message)
+        self._connections[worker].append(message, over)
 
-    def _got(self, connection: WorkerConnection, message: Any) -> None:
-        self._num_failed.pop(connection.worker, None)
-        self._reading.got(connection.worker, message)
+    def _got(self, worker: str, message: Any) -> None:
+        self._reading.got(worker, message)
         if self._arrived.failure is not None:
             self.stop()
 
-    def _lost(self, connection: WorkerConnection, error: Exception | None) -> None:
-        if self._connections.get(connection.worker) is not connection:
-            return
-        del self._connections[connection.worker]
-        if error is not None:
-            self._arrived.end(error)
-            self.stop()
-        elif not self._is_leaving:
-            # Only the dispatcher knows whether the worker is gone and which workers get its tasks.
-            num_failed = self._num_failed[connection.worker] = self._num_failed.get(connection.worker, 0) + 1
-            if num_failed == _WARN_AFTER:
-                logger.warning(
-                    "a dataset from the service cannot be read from the worker %s: connections to it break",
-                    connection.worker,
-                )
-            self._is_cut.add(connection.worker)
-            delay_s = min(_RETRY_S * 2 ** min(num_failed, 10), _MOST_RETRY_S)
-            asyncio.get_running_loop().call_later(delay_s, self._connect_again, connection.worker)
-
-    def _connect_again(self, worker: str) -> None:
-        self._is_cut.discard(worker)
-        self._reading.connected_again(worker)
+    def _failed(self, error: Exception) -> None:
+        self._arrived.end(error)
+        self.stop()

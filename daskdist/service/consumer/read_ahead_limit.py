@@ -9,8 +9,12 @@ from typing import Final
 # A pipeline takes this many elements ahead of its program, or what the program uses in this time if that is more.
 LEAST_AHEAD: Final = 4
 MOMENT_S: Final = 0.01
-# At most this many times the elements that it just used: the time of a few elements says little.
+# At most this many times the elements that it just used, or that were on their way: the time of a few says little.
 _GROWTH: Final = 2
+_GROWTH_ON_THE_WAY: Final = 4
+# This many elements may be on their way from workers, or what the program uses in this time if that is more.
+LEAST_ON_THE_WAY: Final = 8
+_ON_THE_WAY_S: Final = 0.2
 
 
 class ReadAheadLimit:
@@ -28,6 +32,7 @@ class ReadAheadLimit:
         self._most = most
         self._clock = clock
         self._moment = LEAST_AHEAD
+        self._on_the_way = LEAST_ON_THE_WAY
         # Since the program last waited for an element: the numbers of elements taken, and taken ahead; and that time.
         self._num_taken = self._num_ahead = 0
         self._began_at = clock()
@@ -39,7 +44,14 @@ class ReadAheadLimit:
         if self._num_taken:
             used_in_moment = int(self._num_taken * MOMENT_S / max(used_s, 1e-6))
             self._moment = max(min(used_in_moment, _GROWTH * self._num_taken), LEAST_AHEAD)
+            used_meanwhile = int(self._num_taken * _ON_THE_WAY_S / max(used_s, 1e-6))
+            self._on_the_way = max(min(used_meanwhile, _GROWTH_ON_THE_WAY * self._on_the_way), LEAST_ON_THE_WAY)
         self._num_taken = self._num_ahead = 0
+
+    @property
+    def on_the_way(self) -> int:
+        """The number of elements that may be on their way from workers, or here and unused."""
+        return self._on_the_way if self._most is None else self._most
 
     def allowed(self, *, wait: bool) -> int:
         """Return how many elements may be taken now."""

@@ -1,12 +1,14 @@
-"""The connection of a consumer to one worker."""
+"""The link of a consumer to one worker."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from distributed.comm import Comm, connect
+from distributed.comm import connect
 
 from daskdist.config import seconds
 from daskdist.execute.messages.failure import Failure
@@ -15,69 +17,102 @@ from daskdist.service.address import ServiceAddress
 from daskdist.service.compression import readable
 from daskdist.service.messages import READ_OPERATION
 
+logger: Final = logging.getLogger("daskdist")
+
+# The delay before a broken connection is made again; it doubles with each one on which nothing arrived.
+_RETRY_S: Final = 0.05
+_MOST_RETRY_S: Final = 2.0
+_WARN_AFTER: Final = 15
+_numbers: Final = itertools.count()
+
 
 class WorkerConnection:
-    """A connection over which a consumer reads from a worker, in the event loop.
+    """The link over which a consumer reads from a worker, in the event loop; broken connections are made again.
 
     Parameters
     ----------
     worker
         The address of the worker.
-    name, number
-        The name of the consumer, and a number larger than those of its earlier connections.
+    name
+        The name of the consumer.
     address
         The address of the service, and how to connect.
     compression
         As in `daskdist.service.compression.readable`.
     on_message
-        Called with each message of the worker: ``on_message(connection, message)``.
-    on_lost
-        Called when the connection ends: ``on_lost(connection, error)``, where ``error`` is None if it was closed or
-        broken.
+        Called with each message of the worker: ``on_message(worker, message)``.
+    on_failure
+        Called once with an error that another connection would not change.
     """
 
     def __init__(
         self,
         worker: str,
         name: str,
-        number: int,
         address: ServiceAddress,
         compression: str | None,
-        on_message: Callable[[WorkerConnection, Any], None],
-        on_lost: Callable[[WorkerConnection, Exception | None], None],
+        on_message: Callable[[str, Any], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
-        self.worker = worker
+        self._worker = worker
+        self._name = name
+        self._address = address
+        self._compression = compression
         self._got = on_message
-        self._lost = on_lost
+        self._failed = on_failure
         self._link = Link(self._read)
-        self.task = asyncio.ensure_future(self._run(name, number, address, compression))
+        # Otherwise a worker might take this link for an earlier one of the consumer.
+        self._number = next(_numbers)
+        self.task = asyncio.ensure_future(self._run())
 
-    def append(self, message: Any) -> None:
-        """Send a message."""
-        self._link.append(message)
+    def append(self, message: Any, over: Callable[[str | None], None] | None = None) -> None:
+        """Send a message; ``over`` is called with None when it has arrived."""
+        self._link.append(message, over)
         self._link.flush()
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a connection now."""
+        return self._link.batches is not None
 
     def _read(self, messages: list[Any]) -> None:
         for message in messages:
             if isinstance(message, Failure):
                 raise message.error()
-            self._got(self, message)
+            self._got(self._worker, message)
 
-    async def _run(self, name: str, number: int, address: ServiceAddress, compression: str | None) -> None:
-        comm: Comm | None = None
-        failure: Exception | None = None
+    async def _run(self) -> None:
+        num_failed = 0
+        while True:
+            num_arrived = self._link.state.num_arrived
+            try:
+                await self._exchange()
+            except OSError:
+                num_failed = 0 if self._link.state.num_arrived != num_arrived else num_failed + 1
+            except Exception as error:
+                # For example, elements that cannot be pickled there or unpickled here.
+                self._failed(error)
+                return
+            if num_failed == _WARN_AFTER:
+                logger.warning(
+                    "a dataset from the service cannot be read from the worker %s: connections to it break",
+                    self._worker,
+                )
+            # Only the dispatcher knows whether the worker is gone and which workers get its tasks.
+            await asyncio.sleep(min(_RETRY_S * 2 ** min(num_failed, 10), _MOST_RETRY_S))
+
+    async def _exchange(self) -> None:
+        link = self._link
+        comm = await connect(self._worker, timeout=seconds("timeouts.connect"), **self._address.connection_args())
         try:
-            comm = await connect(self.worker, timeout=seconds("timeouts.connect"), **address.connection_args())
-            asked = {"consumer": name, "number": number, "compressions": readable(compression, comm)}
+            asked = {"consumer": self._name, "link": self._number, "num_arrived": link.state.num_arrived}
+            asked["compressions"] = readable(self._compression, comm)
             await comm.write({"op": READ_OPERATION, "reply": False, **asked})
+            num_over, is_new = await comm.read()
+            if is_new:
+                link.state.begin_again()
+            link.acknowledge(num_over)
             # Dask's messages may be compressed.
-            await self._link.run(comm, is_direct=False)
-        except (OSError, asyncio.CancelledError):
-            pass
-        except Exception as error:
-            # For example, elements that cannot be pickled there or unpickled here.
-            failure = error
+            await link.run(comm, is_direct=False)
         finally:
-            if comm is not None:
-                comm.abort()
-            self._lost(self, failure)
+            comm.abort()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from daskdist.errors import ArgumentError
 from daskdist.service.intervals import Intervals, Pairs
-from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, PartSizes, Send, has_room
+from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, PartSizes
 from daskdist.service.worker.task_messages import End
 
 
 class CoordinatedReads(Delivery):
     """Delivery for coordinated reads: of every ``num_consumers`` elements, each consumer gets that at its index.
 
-    The elements that a lost consumer has not acknowledged wait for another consumer of the same index.
+    The elements that a lost consumer has not used wait for another consumer of the same index.
     """
 
     def __init__(self, num_consumers: int, done: Pairs = ()) -> None:
@@ -61,13 +61,12 @@ class CoordinatedReads(Delivery):
         self._next[consumer.index] = first
         return actions + self._send()
 
-    def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
-        actions = self._note_done(pairs)
+    def asked(self, name: str, used: Pairs, num_elements: int) -> list[Action]:
         if consumer := self._consumers.get(name):
-            for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
-                consumer.held.remove(first, stop)
-                consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0)
-            self._sizes.forget(self.done.first_missing())
+            consumer.use(used)
+            consumer.num_asked += num_elements
+        actions = self._note_done(used)
+        self._sizes.forget(self.done.first_missing())
         return actions + self._send()
 
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
@@ -91,12 +90,10 @@ class CoordinatedReads(Delivery):
     def _send(self) -> list[Action]:
         actions: list[Action] = []
         for consumer in self._consumers.values():
-            while (number := self._next[consumer.index]) < self._num_produced and has_room(consumer):
+            while (number := self._next[consumer.index]) < self._num_produced and consumer.has_room:
                 self._next[consumer.index] += self._num_consumers
                 if number not in self.done and number not in consumer.held:
-                    consumer.held.add(number, number + 1)
-                    consumer.held_bytes += self._sizes.part_of(number)[0]
-                    actions.append(Send(consumer.name, number, number + 1))
+                    actions.append(consumer.send(number, number + 1, self._sizes.part_of(number)[0]))
         return actions + self._end() if self._is_finished else actions
 
     def _end(self) -> list[Action]:

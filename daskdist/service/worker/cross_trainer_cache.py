@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections import defaultdict
 
 from daskdist.service.intervals import Intervals, Pairs
-from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, Send, has_room
-from daskdist.service.worker.task_messages import Confirm, End, Passed
+from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, Send
+from daskdist.service.worker.task_messages import End, Passed
 
 
 class SharedCache(Delivery):
@@ -36,7 +36,7 @@ class SharedCache(Delivery):
     @property
     def is_wanted(self) -> bool:
         return any(
-            self._next[consumer.trainer] >= self._num_produced and has_room(consumer)
+            self._next[consumer.trainer] >= self._num_produced and consumer.has_room
             for consumer in self._consumers.values()
         )
 
@@ -58,42 +58,26 @@ class SharedCache(Delivery):
         return [*map(End, self._consumers), Done()]
 
     def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
-        before = self._consumers.get(consumer.name)
-        if before is not None:
-            before.held.difference_update([*consumer.held, *done])
-            self._again[consumer.trainer].update(before.held)
-        consumer.unconfirmed.update(done)
         self._consumers[consumer.name] = consumer
         self._next.setdefault(consumer.trainer, self._start)
         return [End(consumer.name)] if self._is_finished else self._send()
 
-    def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
+    def asked(self, name: str, used: Pairs, num_elements: int) -> list[Action]:
         consumer = self._consumers.get(name)
         if consumer is None:
             return []
-        consumer.unconfirmed.update(pairs)
-        for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
-            consumer.held.remove(first, stop)
-            # The sizes of elements that have left the window are no longer known.
-            consumer.held_bytes *= len(consumer.held) / (len(consumer.held) + stop - first)
+        consumer.use(used)
+        consumer.num_asked += num_elements
         return self._send()
 
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         consumer = self._consumers.pop(name, None)
         if consumer is None:
             return []
-        consumer.held.difference_update(done)
+        consumer.use(done)
         if redeliver:
             self._again[consumer.trainer].update(consumer.held)
         return self._send()
-
-    def tick(self) -> list[Action]:
-        actions: list[Action] = []
-        for consumer in self._consumers.values():
-            if len(consumer.unconfirmed) and not consumer.is_away:
-                actions.append(Confirm(consumer.name, tuple(consumer.unconfirmed)))
-                consumer.unconfirmed = Intervals()
-        return actions
 
     @property
     def _start(self) -> int:
@@ -103,7 +87,7 @@ class SharedCache(Delivery):
         actions: list[Action] = []
         for consumer in self._consumers.values():
             again = self._again[consumer.trainer]
-            while has_room(consumer):
+            while consumer.has_room:
                 passed = again.within(0, self._start)
                 again.difference_update(passed)
                 num_passed = sum(stop - first for first, stop in passed)
@@ -119,21 +103,15 @@ class SharedCache(Delivery):
                     first, most = position, self._num_produced
                 else:
                     break
-                stop = self._sent(consumer, first, most)
-                again.remove(first, stop)
-                self._next[consumer.trainer] = max(position, stop)
-                actions.append(Send(consumer.name, first, stop))
+                sending = self._send_to(consumer, first, most)
+                again.remove(first, sending.stop)
+                self._next[consumer.trainer] = max(position, sending.stop)
+                actions.append(sending)
         return actions
 
-    def _sent(self, consumer: Consumer, first: int, most: int) -> int:
-        """Record as sent the elements of one part that there is room for, and return where they stop."""
+    def _send_to(self, consumer: Consumer, first: int, most: int) -> Send:
+        # Send the elements of one part that there is room for.
         place = bisect_right(self._firsts, first) - 1
         part_stop, num_bytes = self._parts[place]
         size = num_bytes / (part_stop - self._firsts[place])
-        room = consumer.window_elements - len(consumer.held)
-        if size > 0:
-            room = min(room, int((consumer.window_bytes - consumer.held_bytes) // size))
-        stop = min(first + max(room, 1), part_stop, most)
-        consumer.held.add(first, stop)
-        consumer.held_bytes += size * (stop - first)
-        return stop
+        return consumer.send(first, min(first + consumer.room_for(size), part_stop, most), size)

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from daskdist.service.intervals import Intervals, Pairs
-from daskdist.service.worker.task_messages import Confirm, End, Passed, Recall, Withdraw
+from daskdist.service.worker.task_messages import End, Passed
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Done:
     """The end of the task: all its elements were acknowledged."""
 
 
-Action = Send | Recall | Withdraw | Confirm | Passed | End | Forget | Done
+Action = Send | Passed | End | Forget | Done
 
 
 class Delivery(ABC):
@@ -67,39 +67,15 @@ class Delivery(ABC):
 
     @abstractmethod
     def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
-        """Add a new or returning consumer, and the elements that it acknowledged before."""
-
-    def resized(self, name: str, window_elements: int) -> list[Action]:
-        """Set how many elements may be sent to a consumer and not acknowledged."""
-        if name in self._consumers:
-            self._consumers[name].window_elements = window_elements
-        return self._send()
-
-    def away(self, name: str) -> None:
-        """Send a consumer nothing until it joins again; it keeps its elements."""
-        if name in self._consumers:
-            consumer = self._consumers[name]
-            consumer.is_away, consumer.is_recalled, consumer.answer = True, False, 0
+        """Add a consumer, and the elements that it used in earlier attempts."""
 
     @abstractmethod
-    def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
-        """Record that a consumer has used elements."""
-
-    def returned(self, name: str, pairs: Pairs) -> list[Action]:
-        """Record the elements that a consumer gives back after `Recall`."""
-        return []
+    def asked(self, name: str, used: Pairs, num_elements: int) -> list[Action]:
+        """Record that a consumer has used elements, and asks for so many more."""
 
     @abstractmethod
     def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         """Remove a consumer and record what it used; the rest of its elements go to others, or are given up."""
-
-    def tick(self) -> list[Action]:
-        """Do what is due after some time has passed."""
-        return []
-
-    @abstractmethod
-    def _send(self) -> list[Action]:
-        """Send elements to the consumers that have room."""
 
 
 @dataclass
@@ -110,31 +86,54 @@ class Consumer:
     ----------
     name
         The unique name of the consumer.
-    window_elements, window_bytes
-        The number and the bytes of elements that may be sent and not acknowledged; one element is sent whatever its
-        size.
+    num_asked
+        The number of elements that it has asked for and was not sent.
+    window_bytes
+        The bytes of elements that may be sent and not used; one element is sent whatever its size.
     index
         The index of the consumer in coordinated reads.
     trainer
         The trainer of the consumer, if trainers share a cache.
     held
-        Elements of the task that it has from before and that were not acknowledged.
+        Elements of the task that it was sent, also in earlier attempts, and has not used.
     """
 
     name: str
-    window_elements: int
+    num_asked: int
     window_bytes: int
     index: int = 0
     trainer: str = ""
     held: Intervals = field(default_factory=Intervals)
     held_bytes: float = 0
-    is_away: bool = False
-    # Whether a `Recall` is open, and the number of its last answer; 0 if there was none since something was sent.
-    is_recalled: bool = False
-    answer: int = 0
     has_ended: bool = False
-    # If trainers share a cache: the elements it has used, since this was last confirmed to it.
-    unconfirmed: Intervals = field(default_factory=Intervals)
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether elements may be sent to it."""
+        return self.num_asked > 0 and (not len(self.held) or self.held_bytes < self.window_bytes)
+
+    def room_for(self, size: float) -> int:
+        """Return how many elements of a size in bytes may be sent to it, at least 1."""
+        in_bytes = self.num_asked if size <= 0 else int((self.window_bytes - self.held_bytes) // size)
+        return max(min(self.num_asked, in_bytes), 1)
+
+    def send(self, first: int, stop: int, size: float) -> Send:
+        """Record that elements of a size are sent to it."""
+        self.held.add(first, stop)
+        self.held_bytes += size * (stop - first)
+        self.num_asked -= stop - first
+        self.has_ended = False
+        return Send(self.name, first, stop)
+
+    def use(self, pairs: Pairs) -> list[tuple[int, int]]:
+        """Record that it has used elements; return those of them that it was sent."""
+        used = [part for pair in pairs for part in self.held.within(*pair)]
+        num_held = len(self.held)
+        self.held.difference_update(used)
+        if num_held:
+            # The sizes of elements from earlier attempts are not known.
+            self.held_bytes *= len(self.held) / num_held
+        return used
 
 
 class PartSizes:
@@ -150,33 +149,12 @@ class PartSizes:
         self.sizes.append(num_bytes / (stop - first))
 
     def part_of(self, number: int) -> tuple[float, float]:
-        """Return the size of an element, and the first element of the next part."""
+        """Return the size of a produced element, and the first element of the next part."""
         place = bisect_right(self.firsts, number) - 1
-        if place < 0:
-            return 0.0, self.firsts[0] if self.firsts else float("inf")
-        after = self.firsts[place + 1] if place + 1 < len(self.firsts) else float("inf")
-        return self.sizes[place], after
-
-    def total(self, first: int, stop: int) -> float:
-        """Return the total size of elements."""
-        total = 0.0
-        while first < stop:
-            size, after = self.part_of(first)
-            end = min(stop, after)
-            total += size * (end - first)
-            first = int(end)
-        return total
+        return self.sizes[place], self.firsts[place + 1] if place + 1 < len(self.firsts) else float("inf")
 
     def forget(self, below: int) -> None:
         """Forget the sizes of elements below a number."""
         place = bisect_right(self.firsts, below) - 1
         if place > 64:
             del self.firsts[:place], self.sizes[:place]
-
-
-def has_room(consumer: Consumer) -> bool:
-    """Return whether elements may be sent to a consumer."""
-    num_held = len(consumer.held)
-    if consumer.is_away or num_held >= consumer.window_elements:
-        return False
-    return num_held == 0 or consumer.held_bytes < consumer.window_bytes

@@ -37,7 +37,7 @@ from daskdist.service.worker.cross_trainer_cache import SharedCache
 from daskdist.service.worker.delivery import Action, Consumer, Delivery, Done, Forget, Send
 from daskdist.service.worker.first_come import FirstCome
 from daskdist.service.worker.pickled_dataset import PickledDataset
-from daskdist.service.worker.task_messages import Computing, End, GivenBack, OfTask, Room, SentRows, Used
+from daskdist.service.worker.task_messages import Ask, Computing, End, JoinTask, OfTask, SentRows
 from daskdist.sharding import AutoShardPolicy
 
 logger: Final = logging.getLogger("daskdist")
@@ -162,35 +162,22 @@ class Producer:
         self.failure, self._is_computing = failure, False
         self._carry_out(self.delivery.finished())
 
-    def join(self, consumer: Consumer, done: Pairs) -> None:
-        """Add a consumer, and the elements that it acknowledged before."""
-        self._unreported.update(done)
-        try:
-            actions = self.delivery.joined(consumer, done)
-        except ArgumentError as error:
-            self._send_to(consumer.name, Failure.of(error))
-            return
-        self._send_to(consumer.name, Room(consumer.window_elements))
-        self._carry_out(actions)
-
-    def message(self, name: str, message: Room | Used | GivenBack) -> None:
-        """Handle a message of a consumer that has joined."""
+    def message(self, name: str, message: JoinTask | Ask) -> None:
+        """Handle a message of a consumer."""
         match message:
-            case Used(pairs):
-                self._unreported.update(pairs)
-                self._carry_out(self.delivery.acknowledged(name, pairs))
-            case GivenBack(pairs):
-                self._carry_out(self.delivery.returned(name, pairs))
-            case Room(window_elements):
-                self._send_to(name, message)
-                self._carry_out(self.delivery.resized(name, window_elements))
+            case JoinTask(arguments, held, done):
+                self._unreported.update(done)
+                try:
+                    actions = self.delivery.joined(Consumer(**arguments, held=Intervals(held)), done)
+                except ArgumentError as error:
+                    self._send_to(name, Failure.of(error))
+                    return
+                self._carry_out(actions)
+            case Ask(used, num_elements):
+                self._unreported.update(used)
+                self._carry_out(self.delivery.asked(name, used, num_elements))
             case _:
                 assert_never(message)
-
-    def miss(self, name: str) -> None:
-        """Record that the connection of a consumer broke; it may join again."""
-        self.delivery.away(name)
-        self._carry_out([])
 
     def lose(self, name: str, done: Pairs | None = None) -> None:
         """Remove a consumer; ``done`` has the elements it used if it left, and is None if it was lost."""
@@ -203,8 +190,7 @@ class Producer:
         self._carry_out(self.delivery.lost(name, done or (), redeliver=is_redelivered))
 
     def tick(self) -> None:
-        """Move elements from other consumers to those that wait, tell those of slow calls, and report progress."""
-        self._carry_out(self.delivery.tick())
+        """Tell consumers that wait that calls are slow, and report progress."""
         if self._is_computing:
             # Calls that hang end here, with an error, and not the waits of consumers.
             for consumer in self.delivery.consumers:

@@ -1,23 +1,22 @@
 """The messages between a consumer and the worker of a task that it reads; they go over a `Link`, within `OfTask`.
 
 ================  =================  ==================================  ===============================================
-message           is sent by         is answered by                      if the link is lost
+message           is sent by         is answered by                      if the link breaks, it is opened again; if the
+                                                                         worker is lost
 ================  =================  ==================================  ===============================================
-`JoinTask`        the consumer       `Room`, `SentRows`, an end          it joins again, with what it holds and has used
-`Room`            the consumer       `Room`: it is used from now on      the next `JoinTask` has it
-`Used`            the consumer       nothing                             the next `JoinTask` has them
-`GivenBack`       the consumer       nothing                             the worker knows by the next `JoinTask`
-`SentRows`        the worker         `Used`, later                       what has not arrived is sent again
-`Recall`          the worker         `GivenBack`                         the worker asks again
-`Withdraw`        the worker         nothing                             the worker says so again
-`Confirm`         the worker         nothing                             the consumer reports the elements again
+`JoinTask`        the consumer       `SentRows`, an end                  another worker gets it, with what the consumer
+                                                                         holds and has used
+`Ask`             the consumer       `SentRows`, an end                  the next `JoinTask` has what was used
+`SentRows`        the worker         `Ask`, once they are used           another worker produces them again, but for
+                                                                         those that have arrived
 `Computing`       the worker         nothing                             nothing: it is a sign of life
 `Passed`          the worker         nothing                             nothing: it is a line in the log
-`End`             the worker         nothing                             the worker sends it again
-`Failure`         the worker         nothing: the consumer fails         the worker sends it again
+`End`             the worker         nothing                             another worker sends it
+`Failure`         the worker         nothing: the consumer fails         another worker sends it
 ================  =================  ==================================  ===============================================
 
-Elements of a task are numbered, and meant by pairs of a first number and the one after the last.
+Elements of a task are numbered, and meant by pairs of a first number and the one after the last. Those that are sent
+are one consumer's until it says in its next `Ask` that they are used; if it is lost, they go to others.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ class OfTask(NamedTuple):
 
 
 class JoinTask(NamedTuple):
-    """The request for elements.
+    """The first request for elements.
 
     Parameters
     ----------
     consumer
         The arguments of `daskdist.service.worker.delivery.Consumer`.
     held
-        The elements that it has from before and has not used up.
+        The elements that it has from earlier attempts and has not used up.
     done
         Those that it has used, as far as the dispatcher may not know.
     """
@@ -54,22 +53,11 @@ class JoinTask(NamedTuple):
     done: Pairs
 
 
-class Room(NamedTuple):
-    """The number of elements that may be sent to a consumer and not acknowledged."""
+class Ask(NamedTuple):
+    """The request for more elements, and those that the consumer has used since the last one."""
 
+    used: Pairs
     num_elements: int
-
-
-class Used(NamedTuple):
-    """Elements that a consumer has used."""
-
-    pairs: list[tuple[int, int]]
-
-
-class GivenBack(NamedTuple):
-    """Elements that a consumer gives back after `Recall`."""
-
-    pairs: Pairs
 
 
 class SentRows(NamedTuple):
@@ -83,26 +71,6 @@ class Computing(NamedTuple):
     """The worker computes elements that the consumer waits for."""
 
 
-class Recall(NamedTuple):
-    """The consumer is to give back the elements that it has not passed to its program."""
-
-    consumer: str
-
-
-class Withdraw(NamedTuple):
-    """The consumer was away, and is to drop elements that went to others meanwhile."""
-
-    consumer: str
-    pairs: tuple[tuple[int, int], ...]
-
-
-class Confirm(NamedTuple):
-    """Elements that are recorded at the worker as used, so that the consumer need not report them again."""
-
-    consumer: str
-    pairs: tuple[tuple[int, int], ...]
-
-
 class Passed(NamedTuple):
     """The number of elements that the consumer missed because it was too slow."""
 
@@ -111,6 +79,6 @@ class Passed(NamedTuple):
 
 
 class End(NamedTuple):
-    """The consumer gets no more elements from this task."""
+    """The consumer gets no more elements from this task, unless another one is lost with some."""
 
     consumer: str

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from distributed import Client, Worker
-from distributed.comm import Comm, CommClosedError
+from distributed.comm import Comm
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from tornado.ioloop import PeriodicCallback
@@ -18,7 +18,14 @@ from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.link import Link
 from daskdist.service.compression import compress
-from daskdist.service.dispatcher.commands import ConsumerAway, Progress, TaskOver, TaskSpec, WorkerReady
+from daskdist.service.dispatcher.commands import (
+    ConsumerAway,
+    LoseConsumer,
+    Progress,
+    TaskOver,
+    TaskSpec,
+    WorkerReady,
+)
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION, REPORT_OPERATION
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
@@ -39,12 +46,13 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
         self._loop = worker.loop.asyncio_loop
         self.tasks = Producers(self._producer)
-        # By connected consumer: the number of the connection, and the link to it, which ends with the connection.
+        # By consumer: the number of the link to it, and the link, whose connections may break, until the consumer opens
+        # another one or the dispatcher says that it is gone.
         self._links: dict[str, tuple[int, Link]] = {}
         worker.handlers[READ_OPERATION] = self._serve
         worker.handlers[REPORT_OPERATION] = self.tasks.reports
         worker.stream_handlers[COMMAND_OPERATION] = self._command
-        self._ticking = PeriodicCallback(self.tasks.tick, 1000 * _TICK_EVERY_S)
+        self._ticking = PeriodicCallback(self._tick, 1000 * _TICK_EVERY_S)
         self._ticking.start()
         self._send_event(WorkerReady())
 
@@ -59,10 +67,22 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
             # `batched_send` would drop messages that are sent before the worker is registered.
             self._worker.batched_stream.send({"op": EVENT_OPERATION, "event": pickle.dumps(event)})
 
+    def _tick(self) -> None:
+        self.tasks.tick()
+        for consumer, (_, link) in self._links.items():
+            if link.batches is None:
+                self._send_event(ConsumerAway(consumer))
+
     # --- commands of the dispatcher ---
 
     def _command(self, command: bytes) -> None:
-        producer = self.tasks.command(pickle.loads(command))
+        message = pickle.loads(command)
+        if isinstance(message, LoseConsumer) and message.task is None:
+            if message.consumer in self._links and self._links[message.consumer][1].batches is not None:
+                # It has connected again.
+                return
+            self._links.pop(message.consumer, None)
+        producer = self.tasks.command(message)
         if producer is not None:
             producer.start()
 
@@ -98,40 +118,28 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
             link.append(message)
             link.flush()
 
-    async def _serve(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> Any:
-        try:
-            if self._number_of(consumer) < number:
-                await self._exchange(comm, consumer, number, compressions)
-            # Otherwise the consumer has already reconnected after this connection broke.
-        finally:
-            comm.abort()
-        return Status.dont_reply
-
-    def _number_of(self, consumer: str) -> int:
-        return self._links[consumer][0] if consumer in self._links else -1
-
-    async def _exchange(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> None:
+    async def _serve(
+        self, comm: Comm, consumer: str, link: int, num_arrived: int, compressions: tuple[str, ...]
+    ) -> Any:
         compress(comm, compressions)
-        link = Link(partial(self._receive, consumer, number))
-        # Messages of earlier connections are ignored from now on.
-        self._links[consumer] = number, link
-        self.tasks.connected(consumer)
+        is_new = consumer not in self._links or self._links[consumer][0] != link
+        if is_new:
+            self._links[consumer] = link, Link(partial(self._receive, consumer))
+        _, end = self._links[consumer]
         try:
+            end.acknowledge(num_arrived)
+            await comm.write((end.state.num_arrived, is_new))
             # Dask's messages may be compressed.
-            await link.run(comm, is_direct=False, unsendable=_unsendable)
+            await end.run(comm, is_direct=False, unsendable=_unsendable)
         except Exception:
             # The connection is broken, or the consumer was told what does not pickle.
             pass
         finally:
-            if self._number_of(consumer) == number:
-                del self._links[consumer]
-                self.tasks.disconnected(consumer)
-                self._send_event(ConsumerAway(consumer))
+            comm.abort()
+        return Status.dont_reply
 
-    def _receive(self, consumer: str, number: int, messages: list[Any]) -> None:
+    def _receive(self, consumer: str, messages: list[Any]) -> None:
         for message in messages:
-            if self._number_of(consumer) != number:
-                raise CommClosedError("the consumer has connected again")
             self.tasks.message(consumer, message)
 
 
