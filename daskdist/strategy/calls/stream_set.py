@@ -444,21 +444,18 @@ class StreamSet:
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
         """Send queued messages, then wait until ``is_over()``, or for ``within_s`` seconds."""
         self.flush()
-        if is_over():
-            return
         self._waiting.append(is_over)
         try:
             begun_at = time.monotonic()
-            while time.monotonic() <= begun_at + within_s and not self._is_over(is_over, min(_LOOK_EVERY_S, within_s)):
+            while time.monotonic() <= begun_at + within_s:
+                # The event loop, which answers the queries of waiters below, acquires the condition's lock, too.
+                with self._changed:
+                    if self._changed.wait_for(is_over, min(_LOOK_EVERY_S, within_s)):
+                        return
                 self.check_open(())
                 self._check_hung(begun_at)
         finally:
             self._waiting.remove(is_over)
-
-    def _is_over(self, is_over: Callable[[], bool], within_s: float) -> bool:
-        # The event loop, which answers the queries of waiters, acquires the condition's lock, too.
-        with self._changed:
-            return self._changed.wait_for(is_over, within_s)
 
     def _check_hung(self, begun_at: float) -> None:
         silent_s = time.monotonic() - max(begun_at, self._ended_at)
@@ -554,7 +551,7 @@ class StreamSet:
         """Raise the first failure whose results can no longer be read, if there is one."""
         if self._dropped:
             self._send_drops()
-        if not self.failures.unobserved:
+        if not (self.failures.unraised and self.failures):
             return
         if error := self.failures.first_error():
             self._cause_of(error)

@@ -36,8 +36,8 @@ class UnobservedFailures:
     def __init__(self) -> None:
         # Held by each method that changes something.
         self._lock = threading.RLock()
-        # call that raised -> its failure, until that is raised.
-        self._unraised: dict[int, _Unraised] = {}
+        # call that raised -> its failure, until that is raised; others only look whether there are any.
+        self.unraised: dict[int, _Unraised] = {}
         self._observed: deque[int] = deque(maxlen=_NUM_OBSERVED)
         # Calls before this one that failed because of lost workers are made again.
         self._first_reported = 0
@@ -46,7 +46,7 @@ class UnobservedFailures:
     def unobserved(self) -> dict[int, Failed]:
         """The failures whose results can no longer be read, by the number of the call that raised."""
         # Another thread may remove some at the same time.
-        return {origin: one.failed for origin, one in self._unraised.copy().items() if not one.num_readable}
+        return {origin: one.failed for origin, one in self.unraised.copy().items() if not one.num_readable}
 
     def __bool__(self) -> bool:
         return bool(self.unobserved)
@@ -59,8 +59,8 @@ class UnobservedFailures:
         with self._lock:
             self._first_reported = max(before, self._first_reported)
             for origin, failed in self.unobserved.items():
-                if not self._unraised[origin].final_name and _is_lost(failed):
-                    del self._unraised[origin]
+                if not self.unraised[origin].final_name and _is_lost(failed):
+                    del self.unraised[origin]
 
     def add(self, record: Record, failed: Failed) -> None:
         """Record that a call failed."""
@@ -94,7 +94,7 @@ class UnobservedFailures:
         if failed.origin is not None:
             with self._lock:
                 self._observed.append(failed.origin)
-                self._unraised.pop(failed.origin, None)
+                self.unraised.pop(failed.origin, None)
 
     def is_observed(self, failed: Failed) -> bool:
         """Return whether a failure was raised."""
@@ -104,18 +104,18 @@ class UnobservedFailures:
         origin = failed.origin
         if origin is None or origin in self._observed:
             return
-        one = self._unraised.get(origin) or _Unraised(failed)
+        one = self.unraised.get(origin) or _Unraised(failed)
         one.final_name = final_name or one.final_name
         if origin < self._first_reported and not one.final_name and _is_lost(failed):
             return
         if change >= 0 or one.num_readable:
             one.num_readable += change
-            self._unraised[origin] = one
+            self.unraised[origin] = one
 
     def take_final(self) -> list[str]:
         """Forget the failures because of lost workers of calls that are not made again; return their names."""
         with self._lock:
-            lost = [one for one in self._unraised.values() if one.final_name and _is_lost(one.failed)]
+            lost = [one for one in self.unraised.values() if one.final_name and _is_lost(one.failed)]
             for one in lost:
                 self.mark_observed(one.failed)
             return list(dict.fromkeys(one.final_name for one in lost))
@@ -123,7 +123,7 @@ class UnobservedFailures:
     def validate(self) -> None:
         """Check what holds between the attributes."""
         with self._lock:
-            if both := {*self._observed} & self._unraised.keys():
+            if both := {*self._observed} & self.unraised.keys():
                 raise AssertionError(f"failures {both} were raised, and are still to be raised")
 
     def first_error(self) -> BaseException | None:
@@ -133,13 +133,13 @@ class UnobservedFailures:
 
     def visible(self) -> list[Failed]:
         """Return the failures whose results were not read but can be, in the order of the calls."""
-        unraised = self._unraised.copy()
+        unraised = self.unraised.copy()
         return [unraised[origin].failed for origin in sorted(unraised) if unraised[origin].num_readable]
 
     def take_error(self) -> BaseException | None:
         """Forget all failures; return the error of the first in the order of the calls, if there is one."""
         with self._lock:
-            failures = [self._unraised[origin] for origin in sorted(self.unobserved)]
+            failures = [self.unraised[origin] for origin in sorted(self.unobserved)]
             for one in failures:
                 self.mark_observed(one.failed)
         if not failures:

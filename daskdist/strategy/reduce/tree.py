@@ -384,7 +384,8 @@ def fold_tree(
     Sequence
         The handle of a `FlatResult` list of the leaves' results.
     """
-    whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
+    if type(split_every) is not int or split_every < 2:
+        whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
     # Functions need not be commutative. If the chunk is the value itself, workers are combined directly.
     in_order = not isinstance(op, ReduceOp)
     new_fold = Fold if in_order else _fold_of_name
@@ -395,7 +396,7 @@ def fold_tree(
         worker = on if is_last and on else group_worker
         fold = new_fold(op, axis, is_last, is_weighted=is_weighted, is_of_values=True)
         if isinstance(values, Refs):
-            call = caller.call(fold, values.refs(numbers), worker=worker, name="reduce-chunk")
+            call = caller.call(fold, tuple(map(values.ref, numbers)), worker=worker, name="reduce-chunk")
         else:
             rows = [list(values[number]) for number in numbers]
             call = caller.call(fold.rows, (rows,), worker=worker, name="reduce-chunk")

@@ -157,8 +157,7 @@ class AsyncValue(Pending, ValueCollection, ReadAsArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(self.result(), dtype=dtype, copy=copy)
 
-    def _read(self) -> Any:
-        return self.result()
+    _read = Pending.result
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.result(), digits)

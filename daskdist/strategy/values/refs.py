@@ -133,6 +133,7 @@ def leaves_of_results(structure: bytes) -> tuple[ResultLeaf, ...]:
     return tuple([result_leaf(leaf, structure) for leaf in range(loaded_structure(structure)[0].num_leaves)])
 
 
+@lru_cache(maxsize=64)
 def leaves_of_list(num_leaves: int) -> tuple[ResultLeaf, ...]:
     """Return the parts of results that are lists of ``num_leaves`` leaves."""
     return leaves_of_results(pickled_structure(list_spec(num_leaves)))
@@ -203,17 +204,10 @@ class Refs(NamedTuple):
     picks: Pick | tuple[Pick, ...]
     spec: TensorSpec | None = None
 
-    def pick(self, number: int) -> Pick:
-        """Return what extracts one replica's part."""
-        return self.picks[number] if type(self.picks) is tuple else self.picks  # type: ignore[return-value]
-
-    def refs(self, numbers: Sequence[int]) -> tuple[Ref, ...]:
-        """Return the names of some replicas' values."""
-        return tuple(map(self.ref, numbers))
-
     def ref(self, number: int) -> Ref:
         """Return the name of one replica's value."""
-        return Ref(self.source, number, self.pick(number))
+        picks: Any = self.picks
+        return Ref(self.source, number, picks[number] if type(picks) is tuple else picks)
 
 
 # Types of arguments that are certainly leaves; those of pending values are added as they are defined.
@@ -252,8 +246,10 @@ class Pending:
     @with_short_traceback
     def result(self) -> Any:
         """Wait for the value and return it."""
-        if self.ref is not None:
-            results_of([self])
+        # Another thread may read it at the same time.
+        if (ref := self.ref) is not None:
+            (self.known,), self.worker_before = self.caller.results([ref]), ref.worker
+            self.ref = None
         return self.known
 
 
