@@ -218,12 +218,12 @@ class Backend:
         """
         raise NotImplementedError
 
-    def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
-        """Make a call on results of a step, by a function that makes it for given replicas, or for the current ones.
+    def logged(self, make: Callable[[Any], Any]) -> Any:
+        """Make a call on results of a step for the current replicas, by a function that makes it for given ones.
 
         If a worker is lost before the step is complete, the call is made again for the remaining replicas.
         """
-        return make(group)
+        return make(self.generations.now)
 
     def wait_for_step(self, handles: Sequence[Handle]) -> None:
         """Wait for the results of one call on all replicas; raise an error as soon as one replica fails."""

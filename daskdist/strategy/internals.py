@@ -332,7 +332,7 @@ class StrategyInternals:
 
     def logged(self, make: Callable[[ReplicaGroup], Sequence[Handle]]) -> Sequence[Handle]:
         """Make a call on results of steps as `Backend.logged` does, also if the scheduler is lost before it is sent."""
-        return self.group.call(lambda: self.backend.logged(make, self.group.now), self.recover)
+        return self.group.call(partial(self.backend.logged, make), self.recover)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], worker: str | None, name: str) -> Any:
         """Make a call once as `Backend.call` does, also if the scheduler is lost before it is sent."""

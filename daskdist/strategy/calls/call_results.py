@@ -173,7 +173,7 @@ class CallResults(Backend):
 
         streams = self.streams
         if not are_over():
-            if reason is not None and (capture := current_capture()) is not None:
+            if reason is not None and (capture := current_capture.get()) is not None:
                 capture.note_wait(reason)
             streams.wait(are_over)
         has_failed = False

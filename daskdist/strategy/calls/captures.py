@@ -29,7 +29,9 @@ class Capture:
         self._awaited: list[Callable[[], Any]] = []
 
     def add(self, backend: Backend, *, is_step: bool) -> None:
-        """Record a call of a backend."""
+        """Record a call of a backend, before the end."""
+        if self.is_over:
+            return
         self._backends[id(backend)] = backend
         if is_step:
             self.num_steps += 1
@@ -41,8 +43,9 @@ class Capture:
         self._awaited.append(wait)
 
     def note_wait(self, reason: str) -> None:
-        """Record that the function waits."""
-        self.waits.append(f"{reason}, {_where()}")
+        """Record that the function waits, before the end."""
+        if not self.is_over:
+            self.waits.append(f"{reason}, {_where()}")
 
     def end(self) -> None:
         """Run the registered waits."""
@@ -64,25 +67,19 @@ class Capture:
             backend.raise_unobserved()
 
 
-_current: ContextVar[Capture | None] = ContextVar("daskdist capture", default=None)
-
-
-def current_capture() -> Capture | None:
-    """Return the capture of the running function, if any."""
-    capture = _current.get()
-    # A coroutine started in the function may continue after it.
-    return None if capture is None or capture.is_over else capture
+# The capture of the running function, if any. It is over in a coroutine that the function started and that continues.
+current_capture: Final[ContextVar[Capture | None]] = ContextVar("daskdist capture", default=None)
 
 
 @contextlib.contextmanager
 def capturing() -> Iterator[Capture]:
     """Capture the calls of a ``with`` block; a nested block adds to the outer capture."""
-    outer = current_capture()
-    if outer is not None:
+    outer = current_capture.get()
+    if outer is not None and not outer.is_over:
         yield outer
         return
     capture = Capture()
-    with changed(_current, capture):
+    with changed(current_capture, capture):
         try:
             yield capture
         finally:

@@ -270,7 +270,7 @@ class ClusterBackend(CallResults):
                 # Some workers may have received a part of the call.
                 streams.close()
                 raise
-        if prepared.name != LOOK and (capture := current_capture()) is not None:
+        if prepared.name != LOOK and (capture := current_capture.get()) is not None:
             capture.add(self, is_step=prepared.is_step)
         streams.flush()
         return call
@@ -299,9 +299,9 @@ class ClusterBackend(CallResults):
 
     # --- calls that are made again ---
 
-    def logged(self, make: Callable[[Any], Any], group: ReplicaGroup | None = None) -> Any:
-        """Make a call on results of a step, by a function that makes it for given replicas; see `ResultSource`."""
-        call = make(group)
+    def logged(self, make: Callable[[Any], Any]) -> Any:
+        """Make a call on results of a step, by a function that makes it for given replicas; see `Backend`."""
+        call = make(self.generations.now)
         self._log.add(call, make)
         return call
 
@@ -381,7 +381,7 @@ class ClusterBackend(CallResults):
 
     def wait_while(self, condition: Callable[[], bool]) -> None:
         """Wait while a condition holds and calls are under way; the end of a call may change the condition."""
-        streams, capture = self.streams, current_capture()
+        streams, capture = self.streams, current_capture.get()
 
         def must_wait() -> bool:
             # The log keeps the batches of complete steps, too, until they are removed.

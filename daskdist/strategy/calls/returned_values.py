@@ -61,12 +61,11 @@ class ReturnedValues:
         if not self._backend.defers:
             return handles[0] if len(handles) == 1 else regroup(handles, num_rows)
         layout = self._layout(fn, handles, structure, num_rows)
-        leaves: list[Any] = [
-            None if is_none else PerReplica(Refs(self._source, handles, pick), num_rows)
-            for pick, is_none in zip(layout.picks, layout.are_none, strict=True)
-        ]
-        if len(handles) == 1:
-            leaves = [None if leaf is None else leaf.values[0] for leaf in leaves]
+        leaves, is_single = list[Any](), len(handles) == 1
+        # A plain loop, since each step is here, like below.
+        for pick, is_none in zip(layout.picks, layout.are_none, strict=True):
+            value = None if is_none else PerReplica(Refs(self._source, handles, pick), num_rows)
+            leaves.append(value.values[0] if is_single and value is not None else value)
         return leaves[0] if layout.is_leaf else layout.treespec.unflatten(leaves)
 
     def of_all(self, handles: Sequence[Handle]) -> Any:
@@ -86,7 +85,10 @@ class ReturnedValues:
         """Return the leaves of a single call that returns a `FlatResult` list of a known length."""
         if not self._backend.defers:
             return list(call[0].leaves)
-        return [AsyncValue(self._source, Ref(call, 0, pick)) for pick in leaves_of_list(num_leaves)]
+        leaves = list[Any]()
+        for pick in leaves_of_list(num_leaves):
+            leaves.append(AsyncValue(self._source, Ref(call, 0, pick)))
+        return leaves
 
     def _layout(
         self, fn: Callable[..., Any], handles: Sequence[Handle], structure: Any, num_rows: frozenset[int]
@@ -100,8 +102,8 @@ class ReturnedValues:
                 known = None
         if known is not None and not known[0].has_none:
             return known[0]
-        capture = current_capture()
-        if known is None or capture is None:
+        capture = current_capture.get()
+        if known is None or capture is None or capture.is_over:
             layout = self._learned(handles)
             if layout is LONE_ABSENT or (num_rows >= UNKNOWN_ROWS and not layout.is_leaf):
                 return layout
