@@ -292,9 +292,9 @@ class Reach:
         self._is_entered = is_entered
         self._is_into_packages = is_into_packages
         self._walk(function)
-        # What may be replaced, with its value: for `is_current`.
-        self._root = _state_of(function)
-        self._states = [(other, _state_of(other)) for other in self.functions]
+        # What may be replaced, with its value: for `is_current`. None stands for the function itself.
+        others = [None, *self.functions] if type(function) is types.FunctionType else self.functions
+        self._states = [(other, _state_of(function if other is None else other)) for other in others]
         self._held = [(one.holder, one.name, one.value) for one in self.references if one.holder is not None]
 
     def _walk(self, function: Callable[..., Any]) -> None:
@@ -346,10 +346,14 @@ class Reach:
     def is_current(self, function: Callable[..., Any]) -> bool:
         """Return whether a function still refers to the same objects; these may have changed in place."""
         # Plain loops, since each step calls this.
-        if not _is_still(self._root, function):
-            return False
-        for other, state in self._states:
-            if not _is_still(state, other):
+        for other, (code, defaults, keyword_defaults, num_attributes) in self._states:
+            now: Any = function if other is None else other
+            if (
+                now.__code__ is not code
+                or now.__defaults__ is not defaults
+                or now.__kwdefaults__ is not keyword_defaults
+                or len(now.__dict__) != num_attributes
+            ):
                 return False
         for holder, name, value in self._held:
             if (content_of(holder) if type(holder) is types.CellType else holder.get(name, NO_VALUE)) is not value:
@@ -370,26 +374,9 @@ def _wrapped(value: Any) -> Any:
     return value.__wrapped__ if isinstance(value, _CACHED) else None
 
 
-# The code, the defaults, those of keywords, and the number of attributes of a function; None for other callables.
-_State = tuple[types.CodeType, Any, Any, int] | None
-
-
-def _state_of(function: Any) -> _State:
-    if type(function) is not types.FunctionType:
-        return None
+# The code, the defaults, those of keywords, and the number of attributes of a function.
+def _state_of(function: Any) -> tuple[types.CodeType, Any, Any, int]:
     return function.__code__, function.__defaults__, function.__kwdefaults__, len(function.__dict__)
-
-
-def _is_still(state: _State, function: Any) -> bool:
-    if state is None:
-        return True
-    code, defaults, keyword_defaults, num_attributes = state
-    return (
-        function.__code__ is code
-        and function.__defaults__ is defaults
-        and function.__kwdefaults__ is keyword_defaults
-        and len(function.__dict__) == num_attributes
-    )
 
 
 # Values that refer to nothing, and the number of items of containers that are not looked into, as they are data.
