@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import optree
 
+from daskdist.cached_property import cached_property
 from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.calls.captures import current_capture
-from daskdist.strategy.calls.result_layout import LONE_ABSENT, Layout, reference
 from daskdist.strategy.values.async_value import AsyncValue
+from daskdist.strategy.values.flat import pickled_structure
 from daskdist.strategy.values.per_replica import UNKNOWN_ROWS, PerReplica
-from daskdist.strategy.values.refs import Ref, Refs, leaves_of_list
+from daskdist.strategy.values.refs import Ref, Refs, ResultLeaf, leaves_of_list, leaves_of_results
 from daskdist.strategy.values.regroup import regroup
 
 # Functions whose layouts are kept.
 _MOST_LAYOUTS: Final = 256
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The structure of a function's result, and which of its leaves are None."""
+
+    treespec: Any
+    are_none: tuple[bool, ...]
+
+    @cached_property
+    def picks(self) -> tuple[ResultLeaf, ...]:
+        """The objects that extract each leaf."""
+        return leaves_of_results(pickled_structure(self.treespec))
+
+    @cached_property
+    def has_none(self) -> bool:
+        """Return whether a leaf is None."""
+        return any(self.are_none)
+
+    @cached_property
+    def is_leaf(self) -> bool:
+        """Return whether the result is one value instead of a nest."""
+        return bool(self.treespec.is_leaf())
+
+
+# The layout if all replicas skipped the function, so that its structure is unknown.
+_LONE_ABSENT = Layout(optree.tree_structure(0), (False,))
 
 
 class ReturnedValues:
@@ -105,11 +135,11 @@ class ReturnedValues:
         capture = current_capture.get()
         if known is None or capture is None or capture.is_over:
             layout = self._learned(handles)
-            if layout is LONE_ABSENT or (num_rows >= UNKNOWN_ROWS and not layout.is_leaf):
+            if layout is _LONE_ABSENT or (num_rows >= UNKNOWN_ROWS and not layout.is_leaf):
                 return layout
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-            self._layouts[key] = layout, list(map(reference, parts))
+            self._layouts[key] = layout, list(map(_reference, parts))
             return layout
         # A failure of a call without results would go unnoticed.
         capture.wait_for(partial(self._check_none, known[0], handles))
@@ -129,8 +159,17 @@ class ReturnedValues:
         # This waits for the calls.
         layouts = [Layout(*structure) for structure in self._backend.structures(handles) if structure[0] is not None]
         if not layouts:
-            return LONE_ABSENT
+            return _LONE_ABSENT
         # Raise if the structures differ.
         regroup([optree.tree_unflatten(layout.treespec, layout.are_none) for layout in layouts])
         are_none = tuple(map(all, zip(*[layout.are_none for layout in layouts], strict=True)))
         return Layout(layouts[0].treespec, are_none)
+
+
+def _reference(part: Any) -> Callable[[], Any]:
+    # Return a function that returns a part while it exists, and None afterwards; for None, a value that is not None.
+    # The part is referenced weakly if possible, as it may hold variables and other large objects.
+    try:
+        return weakref.ref(part)
+    except TypeError:
+        return lambda: (part,)

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -17,11 +17,12 @@ import numpy as np
 
 from daskdist.config import setting
 from daskdist.core.functions.by_value import modules_by_value
-from daskdist.core.functions.reach import ModuleUse, NoValue, Reach, is_imported, is_own
+from daskdist.core.functions.reach import ModuleUse, NoValue, Reach, is_imported, is_own, references_from
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference
 from daskdist.execute.messages.pickling import ForDevices, describe_unpicklable, pickle_for_devices, type_name
-from daskdist.strategy.calls.result_layout import made_of
+from daskdist.strategy.values.variable_contract import key_of
+from daskdist.strategy.variables.variable import Variable
 
 # Smaller arrays are sent with each call.
 _SMALL_ARRAY_BYTES: Final = 2**16
@@ -142,15 +143,15 @@ class SentObjects:
             if not all(map(_is_constant, reach.leaves)):
                 self._functions.pop(value, None)
             else:
-                self._functions[value] = reach, sent_object, made_of(value)
+                self._functions[value] = reach, sent_object, _made_of(value)
                 if len(self._functions) > _MOST_KEPT:
                     self._functions.pop(next(iter(self._functions)), None)
             return sent_object
 
     def parts_of(self, function: Any) -> list[Any]:
-        """Return what identifies a function that was just sent; see `made_of`."""
+        """Return the parts that identify a function that was just sent."""
         known = self._functions.get(function) if type(function) is FunctionType else None
-        return made_of(function) if known is None else known[2]
+        return _made_of(function) if known is None else known[2]
 
     def _pickled(self, value: Any, name: Callable[[], str]) -> SentObject:
         try:
@@ -178,6 +179,30 @@ class SentObjects:
             _, oldest = self._objects.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
         return sent_object
+
+
+def _made_of(fn: Any) -> list[Any]:
+    # Return the parts that identify a function. One that is defined again in each step, with the same variables in its
+    # closure, has the same parts. Methods of different objects differ, and so do functions with other defaults or other
+    # callees.
+    if type(fn) is MethodType:
+        return [fn.__self__, *_made_of(fn.__func__)]
+    if type(fn) is not FunctionType:
+        within = getattr(fn, "__wrapped__", None)
+        return [fn] if within is None else [type(fn), *_made_of(within)]
+    parts: list[Any] = [fn.__code__]
+    for reference in references_from(fn):
+        value = reference.value
+        if reference.how == "name":
+            parts.append(value.__code__ if type(value) is FunctionType else None)
+        elif isinstance(value, Variable):
+            # A kept part must not keep alive the copies that a variable has on workers.
+            parts.append(key_of(value))
+        elif reference.how == "default":
+            parts.append(value)
+        elif reference.how in ("variable", "assigned"):
+            parts.append(reference.holder)
+    return parts
 
 
 def _is_in_pickle(sends_modules: bool, value: Any) -> bool:
