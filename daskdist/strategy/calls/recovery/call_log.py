@@ -44,7 +44,7 @@ class CallLog:
         """
         with self._lock:
             if takes_batch:
-                self._pop_complete()
+                self.rest()
             if (takes_batch or not self._steps) and (last := self._last()) is not None:
                 # Changes of a call cannot be undone after a later call that is not in the log.
                 last.make = None
@@ -73,31 +73,21 @@ class CallLog:
     def rest(self) -> None:
         """Remove the steps that are complete; the last one is kept by its own results."""
         with self._lock:
-            step = self._pop_complete()
-            if step and not self._steps:
-                _, handle, make = step[:3]
-                if (call := handle()) is not None:
-                    # Later calls refer to results of the first, which would form a reference cycle.
-                    is_alone = not any(record.is_of_replicas for record in step[3::3])
-                    call.make, self._last = make if is_alone else None, handle
-
-    def _pop_complete(self) -> list[Any]:
-        # Put the last step that was removed back.
-        step: list[Any] = []
-        while self._steps:
-            calls = self._steps[0]
-            for place, record in enumerate(calls[::3]):
-                if record.num_left:
-                    return step
-                # A single call whose result nothing can read is not made again.
-                if (
-                    record.has_failed
-                    and (record.is_of_replicas or calls[3 * place + 1]() is not None)
-                    and _is_lost(record)
-                ):
-                    return step
-            step = self._steps.popleft()
-        return step
+            step: list[Any] = []
+            while self._steps:
+                step = self._steps[0]
+                for place, record in enumerate(step[::3]):
+                    if record.num_left:
+                        return
+                    # A single call whose result nothing can read is not made again.
+                    is_needed = record.has_failed and (record.is_of_replicas or step[3 * place + 1]() is not None)
+                    if is_needed and _is_lost(record):
+                        return
+                self._steps.popleft()
+            if step and (call := step[1]()) is not None:
+                # Later calls refer to results of the first, which would form a reference cycle.
+                is_alone = not any(record.is_of_replicas for record in step[3::3])
+                call.make, self._last = step[2] if is_alone else None, step[1]
 
     def remove(self, record: Record) -> None:
         """Remove a call, so that it is not made again."""
