@@ -6,7 +6,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -22,7 +21,7 @@ from daskdist.strategy.calls.returned_values import ReturnedValues
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
-from daskdist.strategy.reduce.tree import fold_tree
+from daskdist.strategy.reduce.tree import FoldTree
 from daskdist.strategy.replica.context import (
     ReplicaContext,
     cross_replica_scope,
@@ -38,9 +37,7 @@ from daskdist.strategy.values.per_replica import (
     can_be_used_by,
     is_uneven,
     num_values,
-    values_read_later,
 )
-from daskdist.strategy.values.refs import Refs
 from daskdist.strategy.values.variable_contract import variable_number
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
 from daskdist.strategy.variables.record import check_is_of, is_mirrored, layout_of
@@ -405,9 +402,7 @@ class StrategyInternals:
     def _fold(
         self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
     ) -> list[Any]:
-        # The pieces of a batch may be cut again.
-        refs = _refs_in(values, self.backend) if values[0].batch is None else None
-        make = _FoldCall(self.backend, op, axis, refs or values, setting("split-every"), on, is_weighted)
+        make = FoldTree(self.backend, op, axis, values, setting("split-every"), on, is_weighted)
         return self.returned.leaves(self.logged(make), len(values) - is_weighted)
 
 
@@ -416,40 +411,3 @@ def _called_by(replica: ReplicaContext, operation: str) -> RuntimeError:
         f"{operation}: called by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
         "a strategy can only be used in the program that passes that function to run"
     )
-
-
-@dataclass(slots=True)
-class _FoldCall:
-    # A reduction, which is made by calling this with the replicas; it is a single object, as each step under way has
-    # one.
-    backend: Backend
-    op: Op
-    axis: Axis
-    values: Refs | Sequence[PerReplica]
-    split_every: int
-    on: str | None
-    is_weighted: bool
-
-    def __call__(self, group: ReplicaGroup) -> Any:
-        values = self.values
-        refs = values if isinstance(values, Refs) else _refs_in(values, self.backend)
-        parts: Refs | Sequence[Sequence[Any]]
-        if refs is not None:
-            parts, size = refs, len(refs.source.workers)
-        else:
-            parts = list(zip(*[values_read_later(value) for value in values], strict=True))  # type: ignore[arg-type]
-            size = len(parts)
-        workers = group.worker_of
-        if size != len(workers):
-            # There are fewer replicas than values now, and the values are in this process.
-            workers = (workers[0],) * size
-        on = self.on if self.on in group.workers else None
-        return fold_tree(
-            self.backend, self.op, self.axis, workers, parts, self.split_every, on, is_weighted=self.is_weighted
-        )
-
-
-def _refs_in(values: Sequence[PerReplica], source: Any) -> Refs | None:
-    # The references of a single value of each replica.
-    refs = values[0].refs if len(values) == 1 else None
-    return refs if refs is not None and refs.caller is source else None

@@ -23,8 +23,9 @@ import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
 from daskdist.strategy.calls.call_messages import MakeCall, PassOn
 from daskdist.strategy.calls.local_backend import LocalBackend
+from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.reduce.pairwise import reduce_rows
-from daskdist.strategy.reduce.tree import fold_tree, groups_of
+from daskdist.strategy.reduce.tree import FoldTree, groups_of
 from daskdist.strategy.replica.contract import internals_of
 
 NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PROD": np.prod}
@@ -175,11 +176,11 @@ def test_a_function_need_not_be_commutative(strategy):
 
 def test_neighbours_only_are_combined_where_order_may_count():
     workers = ("a", "b", "a", "b")
-    values = [[Made(np.array(letter), 0, worker)] for letter, worker in zip("wxyz", workers, strict=True)]
+    values = PerReplica([Made(np.array(letter), 0, worker) for letter, worker in zip("wxyz", workers, strict=True)])
     assert groups_of(workers, in_order=True) == (("a", (0,)), ("b", (1,)), ("a", (2,)), ("b", (3,)))
     assert groups_of(workers, in_order=True, at_once=3) == (("a", (0, 1, 2)), ("b", (3,)))
     assert groups_of(workers, in_order=False, at_once=3) == (("a", (0, 2)), ("b", (1, 3)))
-    (made,) = fold_tree(Noting(), np.char.add, None, workers, values, 2)
+    (made,) = FoldTree(Noting(), np.char.add, None, [values], 2)(group_on(workers))
     assert made.result.leaves[0] == "wxyz"
 
 
@@ -523,6 +524,10 @@ class Made:
     worker: str
 
 
+def group_on(workers):
+    return ReplicaGroup("", tuple([Replica(worker, "CPU:0") for worker in workers]))
+
+
 class Noting(LocalBackend):
     """A caller that makes each call at once, and records transfers."""
 
@@ -551,9 +556,9 @@ class Noting(LocalBackend):
 def test_depth_and_transfers(num_workers, split_every, per_worker, axis, op):
     caller = Noting()
     workers = tuple(f"w{k // per_worker}" for k in range(num_workers * per_worker))
-    values = [[Made(np.full(3, k), 0, worker)] for k, worker in enumerate(workers)]
+    values = PerReplica([Made(np.full(3, k), 0, worker) for k, worker in enumerate(workers)])
     op = daskdist.ReduceOp[op]
-    (made,) = fold_tree(caller, op, axis, workers, values, split_every)
+    (made,) = FoldTree(caller, op, axis, [values], split_every)(group_on(workers))
     expected = NUMPY[op.name](np.arange(len(workers))) * (3 if axis == 0 and op.name == "SUM" else 1)
     np.testing.assert_array_equal(made.result.leaves[0], expected)
     depth = 0

@@ -23,6 +23,7 @@ from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.reduce.device_reduction import combined_by_library, reduction_on
 from daskdist.strategy.reduce.no_rows import NoRows
 from daskdist.strategy.reduce.reductions import (
@@ -44,6 +45,7 @@ from daskdist.strategy.values.device_arrays import Placed, home_of, in_stream_of
 from daskdist.strategy.values.encoding import NUMBERS, SteadyFunction, is_small, is_small_part
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.flat import check_is_no_dict
+from daskdist.strategy.values.per_replica import PerReplica, values_read_later
 from daskdist.strategy.values.refs import FlatResult, Pick, Refs
 
 # The kinds of dtypes that can be added, and those that are ordered.
@@ -349,18 +351,11 @@ def groups_of(
 _fold_of_name: Final = functools.lru_cache(maxsize=64)(Fold)
 
 
-def fold_tree(
-    caller: Backend,
-    op: Op,
-    axis: Axis,
-    workers: tuple[str | None, ...],
-    values: Refs | Sequence[Sequence[Any]],
-    split_every: int,
-    on: str | None = None,
-    *,
-    is_weighted: bool = False,
-) -> Sequence[Handle]:
-    """Reduce values of replicas in a tree.
+@dataclass(slots=True)
+class FoldTree:
+    """A reduction of values of replicas, which is made by calling this with the replicas, and again after a loss.
+
+    It is a single object, as each step under way has one.
 
     Parameters
     ----------
@@ -368,50 +363,69 @@ def fold_tree(
         The backend that makes the calls.
     op, axis
         The reduction.
-    workers
-        The worker of each replica; None for this process.
     values
-        The leaves of each replica, some of them asynchronous; or the references of one value of each replica.
+        The values; once it was made, the references of one value of each replica, if they are of the caller.
     split_every
         The number of workers' partial results that are combined at a time.
     on
-        The worker to place the result on; None for the first.
+        The worker to place the result on, if it has replicas; None for the first.
     is_weighted
-        Whether the last leaf of each replica is the weight of its other leaves, or with an axis those of their rows.
-
-    Returns
-    -------
-    Sequence
-        The handle of a `FlatResult` list of the leaves' results.
+        Whether the last value is the weight of the others, or with an axis those of their rows.
     """
-    if type(split_every) is not int or split_every < 2:
-        whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
-    # Functions need not be commutative. If the chunk is the value itself, workers are combined directly.
-    in_order = not isinstance(op, ReduceOp)
-    new_fold = Fold if in_order else _fold_of_name
-    groups = groups_of(workers, in_order=in_order, at_once=split_every if axis is None else 1)
-    level = []
-    for group_worker, numbers in groups:
-        is_last = len(groups) == 1
-        worker = on if is_last and on else group_worker
-        fold = new_fold(op, axis, is_last, is_weighted=is_weighted, is_of_values=True)
-        if isinstance(values, Refs):
-            call = caller.call(fold, tuple(map(values.ref, numbers)), worker=worker, name="reduce-chunk")
-        else:
-            rows = [list(values[number]) for number in numbers]
-            call = caller.call(fold.rows, (rows,), worker=worker, name="reduce-chunk")
-        level.append((worker, call))
-    while len(level) > 1:
-        is_last = len(level) <= split_every
-        fold = new_fold(op, axis, is_last)
-        parts = [level[k : k + split_every] for k in range(0, len(level), split_every)]
+
+    caller: Backend
+    op: Op
+    axis: Axis
+    values: Refs | Sequence[PerReplica]
+    split_every: int
+    on: str | None = None
+    is_weighted: bool = False
+
+    def __call__(self, group: ReplicaGroup) -> Sequence[Handle]:
+        """Return the handle of a `FlatResult` list of the results of the values."""
+        caller, op, axis, split_every = self.caller, self.op, self.axis, self.split_every
+        if type(split_every) is not int or split_every < 2:
+            whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
+        values: Any = self.values
+        refs: Any = values if type(values) is Refs else values[0].refs if len(values) == 1 else None
+        # If not all are references of one value, the values of each replica.
+        rows: Any = None
+        if refs is None or refs.caller is not caller:
+            rows = list(zip(*map(values_read_later, values), strict=True))
+        elif values is not refs and values[0].batch is None:
+            # The pieces of a batch may be cut again.
+            self.values = refs
+        size, workers = len(refs.source.workers if rows is None else rows), group.worker_of
+        if size != len(workers):
+            # There are fewer replicas than values now, and the values are in this process.
+            workers = (workers[0],) * size
+        on = self.on if self.on in group.workers else None
+        # Functions need not be commutative. If the chunk is the value itself, workers are combined directly.
+        in_order = not isinstance(op, ReduceOp)
+        new_fold = Fold if in_order else _fold_of_name
+        groups = groups_of(workers, in_order=in_order, at_once=split_every if axis is None else 1)
         level = []
-        for part in parts:
-            worker = on if is_last and on else part[0][0]
-            # A single partial result needs no call.
-            if len(part) == 1:
-                level.append(part[0])
-                continue
-            handles = tuple([call[0] for _, call in part])
-            level.append((worker, caller.call(fold, handles, worker=worker, name="reduce")))
-    return level[0][1]
+        for group_worker, numbers in groups:
+            is_last = len(groups) == 1
+            worker = on if is_last and on else group_worker
+            fold = new_fold(op, axis, is_last, is_weighted=self.is_weighted, is_of_values=True)
+            if rows is None:
+                call = caller.call(fold, tuple(map(refs.ref, numbers)), worker=worker, name="reduce-chunk")
+            else:
+                some = [list(rows[number]) for number in numbers]
+                call = caller.call(fold.rows, (some,), worker=worker, name="reduce-chunk")
+            level.append((worker, call))
+        while len(level) > 1:
+            is_last = len(level) <= split_every
+            fold = new_fold(op, axis, is_last)
+            parts = [level[k : k + split_every] for k in range(0, len(level), split_every)]
+            level = []
+            for part in parts:
+                worker = on if is_last and on else part[0][0]
+                # A single partial result needs no call.
+                if len(part) == 1:
+                    level.append(part[0])
+                    continue
+                handles = tuple([call[0] for _, call in part])
+                level.append((worker, caller.call(fold, handles, worker=worker, name="reduce")))
+        return level[0][1]
