@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 
 import optree
 
-from daskdist.config import setting
 from daskdist.core.functions.current_context import current_context
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError, NotMadeAgainError
 from daskdist.execute.caller import Handle
@@ -327,9 +326,13 @@ class StrategyInternals:
 
         return self.group.call(send, recover)
 
-    def logged(self, make: Callable[[ReplicaGroup], Sequence[Handle]]) -> Sequence[Handle]:
-        """Make a call on results of steps as `Backend.logged` does, also if the scheduler is lost before it is sent."""
-        return self.group.call(partial(self.backend.logged, make), self.recover)
+    def leaves_of(self, make: Callable[[ReplicaGroup], Sequence[Handle]], num_leaves: int) -> list[Any]:
+        """Return the leaves of a call on results of steps that returns a `FlatResult` list of a known length.
+
+        It is made as `Backend.logged` does, also if the scheduler is lost before it is sent.
+        """
+        call = self.group.call(partial(self.backend.logged, make), self.recover)
+        return self.returned.leaves(call, num_leaves)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], worker: str | None, name: str) -> Any:
         """Make a call once as `Backend.call` does, also if the scheduler is lost before it is sent."""
@@ -349,7 +352,7 @@ class StrategyInternals:
             self._warn_of_uneven(value)
         if type(value) is PerReplica and (value.refs is not None or not has_variables(value)):
             self.check_values("reduce", (value,))
-            return self._fold(op, axis, [value], on)[0]
+            return self.leaves_of(FoldTree(self.backend, op, axis, [value], on), 1)[0]
         leaves, treespec = self._to_reduce(value)
         self.check_values("reduce", leaves)
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
@@ -358,7 +361,8 @@ class StrategyInternals:
                 f"reduce: {name_of(op)} over {len(self.group.now.replicas)} replicas of a value that is not per "
                 "replica; reduce what run returns, or use MEAN"
             )
-        results = iter(self._fold(op, axis, per_replica, on) if per_replica else ())
+        tree = FoldTree(self.backend, op, axis, per_replica, on)
+        results = iter(self.leaves_of(tree, len(per_replica)) if per_replica else ())
         reduced = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, reduced)
 
@@ -396,14 +400,9 @@ class StrategyInternals:
                 "reduce: weights are given for a value that is not per replica; reduce what run returns"
             )
         self.check_values("reduce", leaves)
-        results = self._fold(op, axis, leaves, None, is_weighted=True)
+        tree = FoldTree(self.backend, op, axis, leaves, is_weighted=True)
+        results = self.leaves_of(tree, len(leaves) - 1)
         return optree.tree_unflatten(treespec.child(0), results)
-
-    def _fold(
-        self, op: Op, axis: Axis, values: list[PerReplica], on: str | None, *, is_weighted: bool = False
-    ) -> list[Any]:
-        make = FoldTree(self.backend, op, axis, values, setting("split-every"), on, is_weighted)
-        return self.returned.leaves(self.logged(make), len(values) - is_weighted)
 
 
 def _called_by(replica: ReplicaContext, operation: str) -> RuntimeError:

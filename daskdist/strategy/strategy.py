@@ -443,8 +443,8 @@ class Strategy(Viewed, Advised):
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not per_replica:
             return value
-        call = self._internals.logged(partial(_gather_values, self._internals.backend, along, per_replica))
-        results = iter(self._internals.returned.leaves(call, len(per_replica)))
+        make = partial(_gather_values, self._internals.backend, along, per_replica)
+        results = iter(self._internals.leaves_of(make, len(per_replica)))
         leaves = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, leaves)
 

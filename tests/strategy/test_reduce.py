@@ -180,7 +180,7 @@ def test_neighbours_only_are_combined_where_order_may_count():
     assert groups_of(workers, in_order=True) == (("a", (0,)), ("b", (1,)), ("a", (2,)), ("b", (3,)))
     assert groups_of(workers, in_order=True, at_once=3) == (("a", (0, 1, 2)), ("b", (3,)))
     assert groups_of(workers, in_order=False, at_once=3) == (("a", (0, 2)), ("b", (1, 3)))
-    (made,) = FoldTree(Noting(), np.char.add, None, [values], 2)(group_on(workers))
+    (made,) = FoldTree(Noting(), np.char.add, None, [values], split_every=2)(group_on(workers))
     assert made.result.leaves[0] == "wxyz"
 
 
@@ -558,7 +558,7 @@ def test_depth_and_transfers(num_workers, split_every, per_worker, axis, op):
     workers = tuple(f"w{k // per_worker}" for k in range(num_workers * per_worker))
     values = PerReplica([Made(np.full(3, k), 0, worker) for k, worker in enumerate(workers)])
     op = daskdist.ReduceOp[op]
-    (made,) = FoldTree(caller, op, axis, [values], split_every)(group_on(workers))
+    (made,) = FoldTree(caller, op, axis, [values], split_every=split_every)(group_on(workers))
     expected = NUMPY[op.name](np.arange(len(workers))) * (3 if axis == 0 and op.name == "SUM" else 1)
     np.testing.assert_array_equal(made.result.leaves[0], expected)
     depth = 0

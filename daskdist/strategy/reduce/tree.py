@@ -10,13 +10,14 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.cached_property import cached_property
+from daskdist.config import setting
 from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
 from daskdist.devices import Device, adopted, device_of, dtype_of
@@ -365,21 +366,21 @@ class FoldTree:
         The reduction.
     values
         The values; once it was made, the references of one value of each replica, if they are of the caller.
-    split_every
-        The number of workers' partial results that are combined at a time.
     on
         The worker to place the result on, if it has replicas; None for the first.
     is_weighted
         Whether the last value is the weight of the others, or with an axis those of their rows.
+    split_every
+        The number of workers' partial results that are combined at a time; the setting at the time of its creation.
     """
 
     caller: Backend
     op: Op
     axis: Axis
     values: Refs | Sequence[PerReplica]
-    split_every: int
     on: str | None = None
     is_weighted: bool = False
+    split_every: int = field(default_factory=partial(setting, "split-every"))
 
     def __call__(self, group: ReplicaGroup) -> Sequence[Handle]:
         """Return the handle of a `FlatResult` list of the results of the values."""
