@@ -13,6 +13,7 @@ from daskdist.core.failing.error_copy import type_and_arguments
 from daskdist.core.failing.failed_element import is_of_element, must_raise
 from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
+from daskdist.core.functions.current_context import current_context
 from daskdist.core.primitive import Epoch
 from daskdist.core.structure import Leaves
 from daskdist.devices import named
@@ -183,7 +184,8 @@ class DistributedIterator(PassIterator):
         RuntimeError
             It is called inside a function that `Strategy.run` calls.
         """
-        check_in_program("next")
+        if current_context.get() is not None:
+            check_in_program("next")
         try:
             return super().__next__()
         except UserFunctionError as error:
