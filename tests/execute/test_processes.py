@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
-import cloudpickle
+import dask
 import numpy as np
+import psutil
 import pytest
 from conftest import eventually, mirrored
 
@@ -21,14 +26,11 @@ from daskdist import Dataset, Options, errors
 from daskdist.core.block import Block
 from daskdist.core.primitive import Split
 from daskdist.core.structure import LONE
-from daskdist.execute.callers.process_pool import (
-    ProcessPool,
-    close_pools,
-    process_pool,
-    remove_abandoned_folders,
-)
+from daskdist.execute.callers import process_pool as process_pool_module
+from daskdist.execute.callers.process_pool import LocalFunction, ProcessPool, close_pools, process_pool
 from daskdist.execute.callers.processes import Processes
-from daskdist.execute.messages.shared_memory import PackedArrays, Segments
+from daskdist.execute.messages.failure import Packed
+from daskdist.execute.messages.shared_memory import MemoryConnection, unnamed_memory
 from daskdist.execute.stream.gather import Picks, gather
 from daskdist.testing import same_elements
 
@@ -180,7 +182,7 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
 def test_processes_end_after_their_current_calls(tmp_path):
     pool, gate = ProcessPool(1), tmp_path / "gate"
     os.mkfifo(gate)
-    function = pool.add(cloudpickle.dumps(lambda path: Path(path).read_text()))
+    function = LocalFunction(lambda path: Path(path).read_text())
     with ThreadPoolExecutor(2) as threads:
         # Opening the pipe waits until the call reads from it.
         answer = threads.submit(pool.call, function, [str(gate)])
@@ -194,39 +196,51 @@ def test_processes_end_after_their_current_calls(tmp_path):
         pool.call(function, [str(gate)])
 
 
-def test_calls_go_to_the_process_that_has_the_fewest(tmp_path):
-    pool, gates = ProcessPool(2), [tmp_path / f"gate {number}" for number in range(3)]
+def test_each_process_makes_one_call_and_calls_that_are_over_are_not_made(tmp_path):
+    pool, gates = ProcessPool(2), [tmp_path / f"gate {number}" for number in range(2)]
     for gate in gates:
         os.mkfifo(gate)
-    function = pool.add(cloudpickle.dumps(lambda path: (Path(path).read_text(), os.getpid())[1]))
-    with ThreadPoolExecutor(8) as threads:
-
-        def begun(gate):
-            # Opening the pipe waits until the call reads from it.
+    function = LocalFunction(lambda path: (Path(path).read_text(), os.getpid())[1])
+    with ThreadPoolExecutor(8) as threads, contextlib.ExitStack() as stack:
+        # Opening a pipe waits until a call reads from it.
+        calls = []
+        for gate in gates:
             call = threads.submit(pool.call, function, [str(gate)])
-            return call, open(gate, "w")
-
-        def ended(call, file):
-            with file:
-                file.write("open")
-            return call.result(timeout=60)
-
-        first = begun(gates[0])
-        second = begun(gates[1])
-        # Each process makes a call, and has the next one.
+            calls.append((call, stack.enter_context(open(gate, "w"))))
         more = [threads.submit(pool.call, os.getpid, []) for _ in range(2)]
-        eventually(lambda: not any(process.free for process in pool._processes))
-        # Calls that are not needed any more are not made.
-        is_over = []
-        late = threads.submit(pool.call, os.getpid, [], lambda: bool(is_over))
-        eventually(lambda: pool._waiting)
+        is_over, looks = [], []
+        late = threads.submit(pool.call, os.getpid, [], (), lambda: looks.append(None) or bool(is_over))
+        eventually(lambda: looks)
         is_over.append(True)
-        pool.wake()
+        pool.release()
         with pytest.raises(CancelledError):
             late.result(timeout=60)
-        of_first, of_second = ended(*first), ended(*second)
-        assert of_first != of_second
-        assert {call.result(timeout=60) for call in more} == {of_first, of_second}
+        assert not any(call.done() for call in more)
+        for _, file in calls:
+            file.write("open")
+        stack.close()
+        processes = {call.result(timeout=60) for call, _ in calls}
+        assert len(processes) == 2
+        assert {call.result(timeout=60) for call in more} <= processes
+    pool.close()
+
+
+def test_a_call_that_is_over_lets_another_have_the_process(tmp_path):
+    pool, gate = ProcessPool(1), tmp_path / "gate"
+    os.mkfifo(gate)
+    function, is_over, looks = LocalFunction(lambda path: Path(path).read_text()), [], []
+    with ThreadPoolExecutor(8) as threads:
+        first = threads.submit(pool.call, function, [str(gate)])
+        with open(gate, "w") as file:
+            late = threads.submit(pool.call, os.getpid, [], (), lambda: looks.append(None) or bool(is_over))
+            eventually(lambda: looks)
+            others = [threads.submit(pool.call, os.getpid, []) for _ in range(3)]
+            is_over.append(True)
+            file.write("open")
+        assert first.result(timeout=60) == "open"
+        with pytest.raises(CancelledError):
+            late.result(timeout=60)
+        assert len({call.result(timeout=20) for call in others}) == 1
     pool.close()
 
 
@@ -244,38 +258,6 @@ def test_distributed_passes_and_positions():
     assert [batch.tolist() for batch in again] == expected[1:]
 
 
-def test_arrays_are_sent_by_files_that_are_removed(tmp_path):
-    value = {"large": np.arange(10_000.0), "text": ["a"], "fixed": np.zeros(9000)}
-    value["fixed"].flags.writeable = False
-    packed = PackedArrays.of(value, str(tmp_path))
-    assert packed.buffers is None
-    actual = packed.value()
-    assert list(tmp_path.iterdir()) == []
-    np.testing.assert_array_equal(actual["large"], value["large"])
-    assert (actual["large"].flags.writeable, actual["fixed"].flags.writeable) == (True, False)
-    small = PackedArrays.of({"x": np.arange(3)}, str(tmp_path))
-    assert small.value()["x"].tolist() == [0, 1, 2]
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="files are memory only on Linux")
-def test_no_files_are_left():
-    list(Dataset.range(100).map(lambda x: np.arange(5000.0) * x).batch(8).with_options(PROCESSES))
-    pool = process_pool(2)
-    # A thread of the pass may let go of the last block a moment after its end.
-    eventually(lambda: pool._segments.clear() or not list(Path(pool.folder).iterdir()))
-    close_pools()
-    assert not Path(pool.folder).exists()
-    # The folders of a program that was killed are removed by the next program.
-    abandoned = Path("/dev/shm/daskdist-processes-999999999-test")
-    abandoned.mkdir()
-    remove_abandoned_folders()
-    assert not abandoned.exists()
-
-
-SHARED = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="memory is used again only on Linux")
-
-
 @pytest.fixture
 def pool():
     pool = ProcessPool(1)
@@ -283,29 +265,140 @@ def pool():
     pool.close()
 
 
-def files_of(pool):
-    return {file.name for file in Path(pool.folder).iterdir()}
+@pytest.fixture
+def ends():
+    memory, sockets = unnamed_memory(), socket.socketpair()
+    ends = [MemoryConnection(end.detach(), io.FileIO(os.dup(memory.fileno()), "r+")) for end in sockets]
+    memory.close()
+    yield ends
+    for end in ends:
+        end.close()
 
 
-@SHARED
-def test_memory_is_used_again_once_nothing_refers_to_it(pool):
+def bytes_in(connection):
+    return os.fstat(connection._memory.fileno()).st_size
+
+
+def test_large_messages_are_written_to_memory_and_copied_from_it(ends):
+    first, second = ends
+    value = {"large": np.arange(10_000.0), "text": ["a"], "fixed": np.zeros(9000)}
+    value["fixed"].flags.writeable = False
+    first.send(Packed.of(value))
+    assert bytes_in(first) > 152_000
+    received = second.recv().value()
+    first.send(Packed.of(np.full(19_000, 7.0)))
+    assert (second.recv().value() == 7).all()
+    np.testing.assert_equal(received, value)
+    assert (received["large"].flags.writeable, received["fixed"].flags.writeable) == (True, False)
+    second.free()
+    assert bytes_in(first) == 0
+    second.send(Packed.of({"x": np.arange(3), "none": np.zeros((0, 4))}))
+    assert first.recv().value()["x"].tolist() == [0, 1, 2]
+    second.send("x" * 200_000)
+    assert first.recv() == "x" * 200_000
+    assert bytes_in(first) >= 200_000
+
+
+def test_memory_of_very_large_messages_is_not_kept(ends):
+    first, second = ends
+    first.send(Packed.of(np.ones(2**26 + 1, np.uint8)))
+    assert second.recv().value().sum() == 2**26 + 1
+    assert bytes_in(first) == 0
+
+
+def open_files():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed only on Linux")
+def test_nothing_is_left():
+    close_pools()
+    before = open_files()
+    blocks = list(Dataset.range(100).map(lambda x: np.arange(5000.0) * x).batch(8).with_options(PROCESSES))
+    pool = process_pool(2)
+    # The memory has no name, and nothing is kept in it between passes.
+    files = [os.readlink(f"/proc/self/fd/{process.connection._memory.fileno()}") for process in pool._processes]
+    assert all(file.endswith(" (deleted)") for file in files)
+    assert [bytes_in(process.connection) for process in pool._processes] == [0, 0]
+    with pytest.raises(errors.ClusterError, match="ended in 3 attempts"):
+        pool.call(LocalFunction(lambda: os.kill(os.getpid(), signal.SIGKILL)), [])
+    assert pool.call(np.full, [50_000, 2.0]).sum() == 100_000
+    close_pools()
+    assert len(open_files()) <= len(before)
+    assert blocks[1][0, 2] == 16
+
+
+def test_a_process_that_is_stopped_is_replaced(pool):
+    stopped, stops = pool.call(os.getpid, []), LocalFunction(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    with dask.config.set({"daskdist.timeouts.data": 1}), pytest.raises(errors.WaitTimeoutError, match="a call in a lo"):
+        pool.call(stops, [])
+    assert not psutil.pid_exists(stopped)
+    assert pool.call(os.getpid, []) != stopped
+
+
+def test_calls_that_make_progress_may_take_longer_than_the_limit_of_one():
+    def slow(x):
+        time.sleep(0.2)
+        return x
+
+    ds = Dataset.range(10).map(slow).batch(10).with_options(Options(num_processes=1))
+    list(ds.take(0))
+    pool = process_pool(1)
+    pool.call(os.getpid, [])
+    with dask.config.set({"daskdist.timeouts.data": 1}):
+        assert [batch.tolist() for batch in ds] == [list(range(10))]
+
+
+class CountingSends:
+    """A pickled function that counts how often it is put into a message."""
+
+    def __init__(self, function):
+        self.function, self.number, self.num_sent = function, function.number, 0
+
+    @property
+    def pickled(self):
+        self.num_sent += 1
+        return self.function.pickled
+
+
+def test_functions_are_sent_once_and_few_are_kept(pool):
+    functions = [CountingSends(LocalFunction(lambda number=number: number)) for number in range(150)]
+    for number, function in enumerate(functions):
+        for _ in range(2):
+            assert pool.call(called, [function.function], [function]) == number
+    # One whose call makes the process forget the others is sent again, too.
+    assert sum(function.num_sent for function in functions) <= 153
+    assert pool.call(LocalFunction(num_kept), []) <= 66
+    assert pool.call(called, [functions[0].function], functions[:1]) == 0
+
+
+def called(function):
+    return function()
+
+
+def num_kept():
+    return len(process_pool_module._functions)
+
+
+def test_a_function_that_cannot_be_unpickled_there_raises_its_error(pool):
+    function = LocalFunction(len)
+    function.pickled = b"no pickle"
+    for _ in range(2):
+        with pytest.raises(pickle.UnpicklingError):
+            pool.call(function, [])
+    assert pool.call(len, ["ab"]) == 2
+
+
+def test_results_stay_as_they_are_however_many_calls_follow(pool):
     call = pool.call
     first = call(np.full, [(300, 300), 1.0])
-    (file,) = files_of(pool)
     row = first[5]
-    assert call(np.full, [(300, 300), 2.0]).sum() == 180_000
-    assert len(files_of(pool)) == 2
+    held = [call(np.full, [(300, 300), float(number)]) for number in range(4)]
     assert (first == 1).all()
     del first
-    held = [call(np.full, [(300, 300), float(number)]) for number in range(4)]
+    assert (call(np.negative, [np.full((300, 300), 9)]) == -9).all()
     assert (row == 1).all()
     assert [block[0, 0] for block in held] == [0, 1, 2, 3]
-    del row, held
-    before = files_of(pool)
-    for number in range(8):
-        assert (call(np.negative, [np.full((300, 300), number)]) == -number).all()
-    assert files_of(pool) - before == set()
-    assert file in before
 
 
 class Keeping:
@@ -317,9 +410,8 @@ class Keeping:
         return [int(value[0]) for value in self.kept]
 
 
-@SHARED
-def test_memory_that_a_function_keeps_is_not_used_again(pool):
-    function = pool.add(cloudpickle.dumps(Keeping()))
+def test_arguments_that_a_function_keeps_stay_as_they_are(pool):
+    function = LocalFunction(Keeping())
     for number in range(6):
         assert pool.call(function, [np.full(100_000, number)]) == list(range(number + 1))
     assert (pool.call(np.negative, [np.full(100_000, 9)]) == -9).all()
@@ -354,18 +446,16 @@ class Watching:
         return Path(answer).read_bytes() == b"same"
 
 
-@SHARED
 @pytest.mark.parametrize("how", ["thread", "fork"])
-def test_memory_that_a_function_keeps_using_is_not_used_again(pool, tmp_path, how):
+def test_arguments_that_a_function_keeps_using_stay_as_they_are(pool, tmp_path, how):
     watching = Watching(tmp_path, how)
-    assert pool.call(pool.add(cloudpickle.dumps(watching)), [np.ones(100_000)]) == 100_000
+    assert pool.call(LocalFunction(watching), [np.ones(100_000)]) == 100_000
     for number in range(2, 6):
         assert (pool.call(np.negative, [np.full(100_000, number)]) == -number).all()
     assert watching.is_same()
 
 
-@SHARED
-def test_memory_that_a_forked_process_has_is_not_used_again(pool):
+def test_results_that_a_forked_process_has_stay_as_they_are(pool):
     block = pool.call(np.full, [(300, 300), 1.0])
     (to_child, child_reads), (child_writes, from_child) = os.pipe()[::-1], os.pipe()[::-1]
     child = os.fork()
@@ -383,40 +473,16 @@ def test_memory_that_a_forked_process_has_is_not_used_again(pool):
         os.close(end)
 
 
-@SHARED
-def test_idle_memory_is_freed():
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="daskdist-processes-test-") as folder:
-        segments = Segments(folder, idle_s=0.05)
-        packed, segment = segments.pack(np.zeros(100_000))
-        assert segments.value(packed, None).sum() == 0
-        del segment
-        eventually(lambda: not list(Path(folder).iterdir()))
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed only on Linux")
+def test_few_files_are_open_however_many_arrays_are_kept(pool):
+    before = len(open_files())
+    sizes = [10_000 + number // 2 for number in range(300)]
+    arrays = [pool.call(np.full, [size, float(size)]) for size in sizes]
+    assert len(open_files()) <= before
+    assert all((array == size).all() for array, size in zip(arrays, sizes, strict=True))
 
 
-@SHARED
-def test_few_files_are_open_however_many_arrays_are_kept():
-    def num_open():
-        return len(os.listdir("/proc/self/fd"))
-
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="daskdist-processes-test-") as folder:
-        segments, num_before = Segments(folder), num_open()
-        # Each is too large for the segments of those before it.
-        sizes = [10_000 + number // 2 for number in range(600)]
-        arrays = [segments.value(PackedArrays.of(np.full(size, size), folder), None) for size in sizes]
-        assert num_open() - num_before < 200
-        assert all((array == size).all() for array, size in zip(arrays, sizes, strict=True))
-        arrays.clear()
-        assert num_open() - num_before < 200
-        for _ in range(3):
-            kept = [segments.pack(np.full(size, 1.0))[1] for size in sizes[:300]]
-            segments.end(*kept)
-            kept.clear()
-        assert num_open() - num_before < 200
-        segments.close()
-
-
-@SHARED
-def test_processes_remove_the_files_of_a_killed_program(tmp_path):
+def test_nothing_is_left_of_a_killed_program(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal\n"
@@ -424,13 +490,17 @@ def test_processes_remove_the_files_of_a_killed_program(tmp_path):
         "from daskdist.execute.callers.process_pool import ProcessPool\n"
         "pool = ProcessPool(1)\n"
         "pool.call(np.zeros, [100_000])\n"
-        "print(pool.folder, len(os.listdir(pool.folder)), flush=True)\n"
+        "print(pool.call(os.getpid, []), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
-    folder, number = done.stdout.split()
-    assert number == "1"
-    eventually(lambda: not Path(folder).exists())
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    command = [sys.executable, script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    process = int(done.stdout)
+    eventually(lambda: not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE)
+    assert os.listdir(folder) == []
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "all"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from conftest import mirrored
 
 import daskdist
 from daskdist import CheckpointManager, Dataset, errors
-from daskdist.execute.messages.shared_memory import PackedArrays
+from daskdist.execute.messages.failure import Packed
+from daskdist.execute.messages.shared_memory import MemoryConnection, unnamed_memory
 
 if sys.platform == "win32":
     pytest.skip("sizes of files are limited on POSIX only", allow_module_level=True)
@@ -66,9 +69,11 @@ def test_a_save_in_the_background_without_room_keeps_the_one_before(tmp_path):
     assert not np.any(weights)
 
 
-def test_arrays_for_which_shared_memory_has_no_room_travel_with_the_message(tmp_path):
+def test_arrays_for_which_shared_memory_has_no_room_travel_with_the_message():
     value = {"a": np.arange(50_000), "b": np.ones(50_000)}
-    with files_of_at_most(500_000):
-        packed = PackedArrays.of(value, str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-    np.testing.assert_equal(packed.value(), value)
+    memory, sockets = unnamed_memory(), socket.socketpair()
+    first, second = (MemoryConnection(end.detach(), memory) for end in sockets)
+    with first, second, ThreadPoolExecutor(1) as threads, files_of_at_most(500_000):
+        received = threads.submit(second.recv)
+        first.send(Packed.of(value))
+        np.testing.assert_equal(received.result(60).value(), value)

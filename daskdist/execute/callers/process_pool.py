@@ -1,206 +1,175 @@
-"""`ProcessPool`: local processes that make calls, whose arrays come back by shared memory."""
+"""`ProcessPool`: local processes that make calls, one at a time each."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import io
+import itertools
 import os
-import pickle
-import shutil
+import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import uuid
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
-from functools import lru_cache
-from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import cloudpickle
 import dask
-import numpy as np
 
+from daskdist.call_progress import CallProgress, under_way
 from daskdist.config import all_settings, seconds
+from daskdist.core.functions.by_value import modules_by_value
 from daskdist.errors import ClusterError, WaitTimeoutError
-from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.shared_memory import MEMORY, Forks, Lease, PackedArrays, Segments, mapped
+from daskdist.execute.messages.failure import Failure, Packed
+from daskdist.execute.messages.shared_memory import MemoryConnection, unnamed_memory
 from daskdist.waiting import wait_intervals
-from daskdist.watched_calls import watched
 
-_PREFIX: Final = "daskdist-processes-"
-# The most functions of which the size of the last result is remembered.
-_MOST_SIZES: Final = 64
-# The calls that a process has at a time: the one that it makes, and the next.
-_CALLS_OF_PROCESS: Final = 2
+_WHAT: Final = "a call in a local process"
+# The most functions that a process keeps.
+_MOST_FUNCTIONS: Final = 64
 # The most attempts of a call, if its processes end.
 _MOST_ATTEMPTS: Final = 3
 # Seconds between two signs of life of a process.
 _SIGN_EVERY_S: Final = 0.5
 # The time to wait for a killed process to end.
 _KILLED_WITHIN_S: Final = 60.0
-# Libraries use one thread in each process, as in Dask's workers.
-_ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# The C library keeps the memory of arrays, of which each call needs as many again; otherwise the system would clear it
-# for each call anew.
-_KEPT_MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
+_ENVIRONMENT: Final = {
+    # Libraries use one thread in each process, as in Dask's workers.
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    # The C library keeps the memory of arrays, of which each call needs as many again; otherwise the system would clear
+    # it for each call anew.
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**28),
+}
 
 
-@lru_cache(maxsize=64)
-def function_of(path: str) -> Callable[..., Any]:
-    """Return the pickled function of a file, which is read once."""
-    with open(path, "rb") as file:
-        return cloudpickle.loads(file.read())  # type: ignore[no-any-return]
+class LocalFunction:
+    """A pickled function, which is sent once to each process that needs it; there, it is unpickled as the function."""
+
+    _numbers: Final = itertools.count()
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        with modules_by_value():
+            self.pickled = cloudpickle.dumps(function)
+        self.number = next(self._numbers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _function_of, (self.number,)
 
 
-def _answer(
-    function: str | Callable[..., Any], arguments: PackedArrays, folder: str, offered: str
-) -> tuple[PackedArrays | Failure, bool]:
-    """Make a call; return its result, and whether the memory of its arguments may still be in use."""
-    memory = lent = None
-    num_forks = Forks.number
-    reply: PackedArrays | Failure
-    try:
-        if isinstance(function, str):
-            function = function_of(function)
-        if arguments.path:
-            memory = np.asarray(Lease(mapped(arguments.path)))
-            lent = weakref.ref(memory)
-        segment = mapped(offered) if offered else None
-        result = watched("a call in a local process", function, *arguments.value(memory))
-        reply = PackedArrays.of(result, folder, lambda num_bytes: segment)
-        del result
-    except BaseException as error:
-        reply = Failure.of(error)
-    del memory
-    # Threads and objects of this process may still use the arguments, and a forked process has copies of all
-    # references.
-    return reply, lent is not None and (lent() is not None or Forks.number > num_forks)
+# In a local process: the functions that it was sent, pickled until one is needed.
+_functions: Final[dict[int, Any]] = {}
 
 
-def serve(connections: Sequence[Connection]) -> None:
-    """Make calls in this process until all connections are closed.
-
-    Parameters
-    ----------
-    connections
-        Each brings one call at a time: the settings, a function or the file of a pickled one, its arguments, the folder
-        for results, and the file of a segment for the result, or nothing.
-    """
-    connections = list(connections)
-    applied, folder, program, is_dismissed = b"", "", os.getppid(), False
-    signs = _SignsOfLife()
-    while connections:
-        try:
-            # An interrupt at the terminal reaches this process, too, but the program decides what ends.
-            ready: Any = wait(connections)
-        except KeyboardInterrupt:
-            continue
-        for connection in ready:
-            try:
-                settings = connection.recv_bytes()
-                call = connection.recv_bytes() if settings else b""
-                is_dismissed = is_dismissed or not call
-            except (EOFError, OSError):
-                call = b""
-            if not call:
-                connections.remove(connection)
-                continue
-            try:
-                if settings != applied:
-                    dask.config.set({"daskdist": pickle.loads(settings)})
-                    applied = settings
-                function, arguments, folder, offered = pickle.loads(call)
-                with signs.sent_to(connection):
-                    reply: Any = _answer(function, arguments, folder, offered)
-            except BaseException as error:
-                reply = Failure.of(error), True
-            with contextlib.suppress(OSError):
-                connection.send_bytes(pickle.dumps(reply, protocol=5))
-    if folder and not is_dismissed:
-        _remove_if_killed(program, folder)
+def _function_of(number: int) -> Any:
+    function = _functions[number]
+    if isinstance(function, bytes):
+        function = _functions[number] = cloudpickle.loads(function)
+    return function
 
 
-class _SignsOfLife:
-    # Empty messages to the program while a call is made: the process itself ends calls that hang, as long as it lives.
-    def __init__(self) -> None:
-        self._sending = threading.Lock()
-        self._connection: Connection | None = None
-        threading.Thread(target=self._send, name="daskdist signs of life", daemon=True).start()
+class _Request(NamedTuple):
+    # The message to a process: the settings, functions that it lacks, by number, and the call: a function with its
+    # arguments. None ends the process. It sends the name of its call while that makes progress, and then the answer.
+    settings: dict[str, Any]
+    functions: dict[int, bytes]
+    call: Packed
 
-    @contextlib.contextmanager
-    def sent_to(self, connection: Connection) -> Iterator[None]:
-        self._connection = connection
-        try:
-            yield
-        finally:
-            with self._sending:
-                self._connection = None
 
-    def _send(self) -> None:
+def serve(connection: int, memory: int) -> None:
+    """Make calls in this process until the connection is closed; it and the memory have these descriptors."""
+    program = MemoryConnection(connection, io.FileIO(memory, "r+"))
+    progress, sending = CallProgress(_WHAT), threading.Lock()
+    under_way.call = progress
+    threading.Thread(target=_send_signs, args=(program, progress, sending), daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):
         while True:
-            time.sleep(min(_SIGN_EVERY_S, seconds("timeouts.data") / 4))
-            with self._sending, contextlib.suppress(OSError):
-                if self._connection is not None:
-                    self._connection.send_bytes(b"")
+            try:
+                # An interrupt at the terminal reaches this process, too, but the program decides what ends.
+                program.poll(None)
+            except KeyboardInterrupt:
+                continue
+            request = program.recv()
+            if request is None:
+                return
+            answer = _answer(request)
+            with sending:
+                # A sign after it must not have the name of its call.
+                progress.function = None
+                program.send(answer)
+            # Keep no arrays while waiting.
+            del request, answer
 
 
-def _remove_if_killed(program: int, folder: str) -> None:
-    # The connections of a program that was killed are closed shortly before its processes get another parent.
-    until = time.monotonic() + _KILLED_WITHIN_S
-    while os.getppid() == program:
-        if time.monotonic() > until:
-            return
-        time.sleep(0.01)
-    shutil.rmtree(folder, ignore_errors=True)
+def _send_signs(program: MemoryConnection, progress: CallProgress, sending: threading.Lock) -> None:
+    last = progress.look()
+    while True:
+        time.sleep(min(_SIGN_EVERY_S, seconds("timeouts.data") / 10))
+        reached = progress.look()
+        if reached != last:
+            last = reached
+            # After an answer it may wait until the next call.
+            with sending, contextlib.suppress(OSError):
+                program.send(str(progress))
 
 
-@dataclass(eq=False)
-class _Waiting:
-    # A call that waits for a process. ``taken`` is its process and connection, once it has one; ``changed`` is set to
-    # make this call check again.
-    changed: threading.Event
-    taken: tuple[_Process, Connection] | None = None
+def _answer(request: _Request) -> Packed | Failure:
+    try:
+        _forget(_functions)
+        _functions.update(request.functions)
+        dask.config.set({"daskdist": request.settings})
+        function, args = request.call.value()
+        return Packed.of(function(*args))
+    except BaseException as error:
+        return Failure.of(error)
+
+
+def _forget(functions: dict[int, Any] | set[int]) -> None:
+    # Called before each call in both processes, which so have the same numbers.
+    if len(functions) > _MOST_FUNCTIONS:
+        functions.clear()
 
 
 class _Process:
-    # A process with a connection for the call that it makes, and one for the next call, which is sent meanwhile.
     def __init__(self) -> None:
-        pairs = [Pipe() for _ in range(_CALLS_OF_PROCESS)]
+        # The number of messages from it, and the numbers of the functions that it has.
+        self.num_messages, self._functions = 0, set[int]()
+        memory, (near, far) = unnamed_memory(), socket.socketpair()
+        self.connection = MemoryConnection(near.detach(), memory)
+        descriptors = far.fileno(), memory.fileno()
         # `multiprocessing` would run the program's main module again.
         code = (
             f"import sys; sys.path[:], sys.argv = {sys.path!r}, {sys.argv!r}; "
-            "from multiprocessing.connection import Connection; from daskdist.execute.callers import process_pool; "
-            f"process_pool.serve([Connection(number) for number in {[end.fileno() for _, end in pairs]!r}])"
+            f"from daskdist.execute.callers import process_pool; process_pool.serve(*{descriptors!r})"
         )
-        self.free = [local_end for local_end, _ in pairs]
-        # The number of messages from the process.
-        self.num_signs = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            env={**_ONE_THREAD, **_KEPT_MEMORY, **os.environ},
-            pass_fds=[remote_end.fileno() for _, remote_end in pairs],
-        )
-        for _, remote_end in pairs:
-            remote_end.close()
+        command, environment = [sys.executable, "-c", code], {**_ENVIRONMENT, **os.environ}
+        with far:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors)
 
-    def answer(self, connection: Connection) -> bytes:
-        """Wait for the answer of a call, which may wait for another one in the process, and return it."""
-        waits = wait_intervals(
-            "a sign of life of a local process", "timeouts.data", _SIGN_EVERY_S, progress=lambda: self.num_signs
-        )
+    def answer(self, call: Packed, functions: Sequence[LocalFunction]) -> Packed | Failure:
+        """Send a call that needs functions, and return the answer."""
+        _forget(self._functions)
+        new = {function.number: function.pickled for function in functions if function.number not in self._functions}
+        self._functions.update(new)
+        self.connection.send(_Request(all_settings(), new, call))
+        name = _WHAT
+        waits = wait_intervals(lambda: name, "timeouts.data", progress=lambda: self.num_messages)
         while True:
-            if connection.poll(next(waits)):
-                self.num_signs += 1
-                # An empty message is a sign of life.
-                if answer := connection.recv_bytes():
-                    return answer
+            if self.connection.poll(next(waits)):
+                message = self.connection.recv()
+                self.num_messages += 1
+                if not isinstance(message, str):
+                    return message  # type: ignore[no-any-return]
+                name = message
+
+    def dismiss(self) -> None:
+        """End the process, which makes no call, in a while."""
+        with contextlib.suppress(OSError):
+            # Forked processes may have the connection too, so that closing it is not enough.
+            self.connection.send(None)
 
     def end(self, within_s: float) -> None:
         """Wait for the end of the process, and kill it if that takes longer."""
@@ -208,42 +177,22 @@ class _Process:
             self._process.wait(within_s)
         self._process.kill()
         self._process.wait(_KILLED_WITHIN_S)
-
-
-def _dismiss(connection: Connection) -> None:
-    with connection, contextlib.suppress(OSError):
-        # Forked processes may have the connection too, so that closing it is not enough.
-        connection.send_bytes(b"")
+        self.connection.close()
 
 
 class ProcessPool:
     """Local processes that make one call at a time each."""
 
     def __init__(self, num_processes: int) -> None:
-        remove_abandoned_folders()
-        # The directory of the files of shared memory.
-        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=MEMORY if MEMORY.is_dir() else None)
-        self._segments = Segments(self.folder)
-        # The bytes of the last result of a function, and of any.
-        self._result_bytes: dict[Any, int] = {}
-        self._last_bytes = 0
         self._processes = [_Process() for _ in range(num_processes)]
         self._lock = threading.Lock()
+        # Held to change the following.
+        self._changed = threading.Condition(self._lock)
+        self._free = list(self._processes)
         self._is_closed = False
-        # The calls that wait for a process, oldest first.
-        self._waiting: list[_Waiting] = []
-
-    def add(self, function: bytes) -> str:
-        """Return a file with a pickled function, which the processes read once; a read may list many files."""
-        path = Path(self.folder, f"{uuid.uuid4().hex}.function")
-        path.write_bytes(function)
-        return str(path)
 
     def call(
-        self,
-        function: str | Callable[..., Any],
-        arguments: Sequence[Any],
-        is_over: Callable[[], bool] = lambda: False,
+        self, function: Any, args: Sequence[Any], uses: Sequence[LocalFunction] = (), is_over: Callable[[], bool] = bool
     ) -> Any:
         """Call a function in one of the processes; wait for the result and return it.
 
@@ -251,12 +200,12 @@ class ProcessPool:
 
         Parameters
         ----------
-        function
-            The file of a pickled function, or a function of a module.
-        arguments
-            Its arguments.
+        function, args
+            The function, one of a module if it is not a `LocalFunction`, and its arguments.
+        uses
+            The functions in the arguments.
         is_over
-            Returns whether the call is no longer needed; it is called until the call is made, and at `wake`.
+            Returns whether the call is no longer needed; it is called until the call is made, and at `release`.
 
         Raises
         ------
@@ -264,127 +213,74 @@ class ProcessPool:
             The processes ended in all attempts.
         CancelledError
             The call was not made, since it is no longer needed.
+        WaitTimeoutError
+            The call made no progress for ``daskdist.timeouts.data``; its process is killed.
         """
-        settings = pickle.dumps(all_settings())
+        call = Packed.of((function, tuple(args)))
+        functions = [function, *uses] if isinstance(function, LocalFunction) else uses
         for _ in range(_MOST_ATTEMPTS):
-            packed, sent = self._segments.pack(tuple(arguments))
-            expected = self._result_bytes.get(function, self._last_bytes)
-            offered = self._segments.taken(expected) if expected else None
-            lent = [segment for segment in (sent, offered) if segment is not None]
-            call = pickle.dumps((function, packed, self.folder, offered.path if offered else ""), protocol=5)
+            process, is_alive = self._taken(is_over), False
             try:
-                process, connection = self._taken(is_over)
-            except BaseException:
-                self._segments.end(*lent)
-                raise
-            try:
-                connection.send_bytes(settings)
-                connection.send_bytes(call)
-                answer = process.answer(connection)
+                answer = process.answer(call, functions)
+                is_alive = True
             except WaitTimeoutError:
-                connection.close()
-                self._replace(process)
-                self._segments.end(*lent, is_used=True)
                 raise
             except (EOFError, OSError):
-                connection.close()
-                self._replace(process)
-                # Processes that it forked may continue.
-                self._segments.end(*lent, is_used=True)
                 continue
-            self._give_back(process, connection)
-            reply, is_sent_kept = pickle.loads(answer)
-            if sent is not None:
-                self._segments.end(sent, is_used=is_sent_kept)
-            if isinstance(reply, Failure):
-                if offered is not None:
-                    self._segments.end(offered)
-                raise reply.error()
-            if len(self._result_bytes) >= _MOST_SIZES:
-                self._result_bytes.clear()
-            self._result_bytes[function] = self._last_bytes = reply.num_bytes
-            return self._segments.value(reply, offered)
+            finally:
+                self._give_back(process, is_alive=is_alive)
+            if isinstance(answer, Failure):
+                raise answer.error()
+            return answer.value()
         raise ClusterError(
             f"local processes ended in {_MOST_ATTEMPTS} attempts of one call; they may have too little memory"
         )
 
-    def _taken(self, is_over: Callable[[], bool]) -> tuple[_Process, Connection]:
-        waiting = _Waiting(threading.Event())
-        with self._lock:
-            self._waiting.append(waiting)
-            self._assign()
+    def _taken(self, is_over: Callable[[], bool]) -> _Process:
         waits = wait_intervals(
             "a local process that is free",
             "timeouts.data",
-            progress=lambda: [process.num_signs for process in self._processes],
+            progress=lambda: [process.num_messages for process in self._processes],
         )
-        try:
+        with self._lock:
             while True:
-                with self._lock:
-                    if waiting.taken is not None:
-                        return waiting.taken
-                    if self._is_closed:
-                        raise ClusterError("the local processes were ended while a pass needed them")
-                    if is_over():
-                        raise CancelledError
-                waiting.changed.wait(next(waits))
-                waiting.changed.clear()
-        except BaseException:
-            self._withdraw(waiting)
-            raise
+                if self._is_closed:
+                    raise ClusterError("the local processes were ended while a pass needed them")
+                if is_over():
+                    # It may have been woken in place of another call.
+                    self._changed.notify()
+                    raise CancelledError
+                if self._free:
+                    return self._free.pop()
+                self._changed.wait(next(waits))
 
-    def _withdraw(self, waiting: _Waiting) -> None:
-        # A process that was chosen meanwhile is free again.
+    def release(self) -> None:
+        """Make calls that wait check whether they are still needed, and free the memory of processes without a call."""
         with self._lock:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-        if waiting.taken is not None:
-            self._give_back(*waiting.taken)
+            self._changed.notify_all()
+            for process in [] if self._is_closed else self._free:
+                process.connection.free()
 
-    def _assign(self) -> None:
-        # Give the oldest calls to the processes that have the fewest; called with the lock held.
-        while self._waiting:
-            process = max(self._processes, key=lambda process: len(process.free))
-            if not process.free:
-                return
-            waiting = self._waiting.pop(0)
-            waiting.taken = process, process.free.pop()
-            waiting.changed.set()
-
-    def wake(self) -> None:
-        """Make calls that wait for a process check whether they are still needed."""
+    def _give_back(self, process: _Process, *, is_alive: bool) -> None:
         with self._lock:
-            for waiting in self._waiting:
-                waiting.changed.set()
-
-    def _give_back(self, process: _Process, connection: Connection) -> None:
-        with self._lock:
+            if not is_alive:
+                process.end(0)
             if self._is_closed:
-                _dismiss(connection)
-            process.free.append(connection)
-            self._assign()
-
-    def _replace(self, process: _Process) -> None:
-        with self._lock:
-            if process not in self._processes or self._is_closed:
-                return
-            self._processes[self._processes.index(process)] = _Process()
-            self._assign()
-        process.end(0)
+                process.dismiss()
+            elif not is_alive:
+                self._processes[self._processes.index(process)] = process = _Process()
+            self._free.append(process)
+            self._changed.notify()
 
     def close(self) -> None:
-        """End the processes after the calls that they have, and remove their files."""
+        """End the processes after the calls that they have."""
         with self._lock:
             self._is_closed = True
-            for waiting in self._waiting:
-                waiting.changed.set()
-            for process in self._processes:
-                for connection in process.free:
-                    _dismiss(connection)
+            self._changed.notify_all()
+            for process in self._free:
+                process.dismiss()
         for process in self._processes:
             process.end(seconds("timeouts.data"))
-        self._segments.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # (id of the process that started it, number of processes) -> pool; a forked process has a copy of this dict.
@@ -397,8 +293,6 @@ def process_pool(num_processes: int) -> ProcessPool:
     key = (os.getpid(), num_processes)
     with _opening:
         if key not in _pools:
-            if not _pools:
-                atexit.register(close_pools)
             _pools[key] = ProcessPool(num_processes)
         return _pools[key]
 
@@ -410,11 +304,4 @@ def close_pools() -> None:
             _pools.pop(key).close()
 
 
-def remove_abandoned_folders() -> None:
-    """Remove the files of programs that were killed."""
-    if not MEMORY.is_dir():
-        return
-    for folder in MEMORY.glob(f"{_PREFIX}*"):
-        number = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if number.isdecimal() and not Path(f"/proc/{number}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+atexit.register(close_pools)
