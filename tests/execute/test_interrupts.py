@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import random
 import signal
 import time
+import weakref
 
 import dask
 import numpy as np
@@ -157,6 +159,20 @@ def test_an_interrupt_behind_the_taking_of_an_element_loses_nothing(monkeypatch,
     ds = Dataset.range(6).batch(1)
     interrupt_call(monkeypatch, StepTimes, "note", 3)
     assert taken(iter(mirrored(2).distribute_dataset(ds) if is_distributed else ds)) == [*range(6)]
+
+
+def test_a_closed_iterator_keeps_no_blocks_after_an_interrupt(monkeypatch):
+    iterator = iter(mirrored(2).distribute_dataset(Dataset.range(600).map(np.sqrt).batch(4)))
+    next(iterator)
+    run, _ = iterator._cursor.mark
+    blocks = [weakref.ref(lane.ref) for lane in run.lanes]
+    del run
+    interrupt_call(monkeypatch, StepTimes, "note", 1)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    iterator.close()
+    gc.collect()
+    assert [block() for block in blocks] == [None, None]
 
 
 @pytest.mark.parametrize("is_distributed", [False, True])

@@ -3,20 +3,24 @@
 import asyncio
 import os
 import queue
+from types import SimpleNamespace
 
 import cloudpickle
 import dask
 import numpy as np
 import pytest
 from distributed import Client
-from distributed.comm import connect, listen
+from distributed.comm import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
 from distributed.protocol.compression import compressions
 
 from daskdist import Dataset, errors
 from daskdist.data.experimental.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from daskdist.service.address import ServiceAddress
 from daskdist.service.compression import compress, readable
-from daskdist.service.consumer.read_ahead_limit import LEAST_AHEAD, ReadAheadLimit
+from daskdist.service.consumer.read_ahead_limit import LEAST_AHEAD, LEAST_ON_THE_WAY, ReadAheadLimit
+from daskdist.service.consumer.reading import Arrived, Reading
+from daskdist.service.consumer.worker_connection import WorkerConnection
 from daskdist.service.dispatcher.commands import IterationDraws, JobOptions, TaskSpec
 from daskdist.service.sharding_policy import ShardingPolicy
 from daskdist.service.worker.coordinated_reads import CoordinatedReads
@@ -26,7 +30,8 @@ from daskdist.service.worker.first_come import FirstCome
 from daskdist.service.worker.pickled_dataset import PickledDataset
 from daskdist.service.worker.producer import Producer
 from daskdist.service.worker.producers import Producers
-from daskdist.service.worker.task_messages import Ask, JoinTask, Passed, SentRows
+from daskdist.service.worker.task_messages import Ask, End, JoinTask, Passed, SentRows
+from daskdist.service.worker.worker_plugin import ServiceOnWorker
 from daskdist.testing import same_multiset
 
 PART_BYTES = 16_384 * 8
@@ -57,6 +62,105 @@ def test_a_pipeline_takes_as_many_ahead_as_its_program_uses_in_a_moment():
     limit.waits()
     assert limit.allowed(wait=False) == LEAST_AHEAD
     assert ReadAheadLimit(1).allowed(wait=True) == 1
+
+
+def test_a_program_that_waits_for_each_element_asks_for_few():
+    now = 0.0
+    limit = ReadAheadLimit(clock=lambda: now)
+    asked = []
+    for _ in range(12):
+        limit.waits()
+        asked.append(limit.on_the_way)
+        # The element comes after some time, and is used at once.
+        now += 0.05
+        limit.took(1, wait=True)
+        now += 2e-5
+    assert set(asked) == {LEAST_ON_THE_WAY}
+    for _ in range(12):
+        limit.waits()
+        now += 0.001
+        limit.took(limit.on_the_way, wait=True)
+    assert limit.on_the_way > 1000 * LEAST_ON_THE_WAY
+
+
+def test_tasks_that_deliver_nothing_do_not_keep_others_from_being_asked():
+    sent = []
+    reading = Reading(
+        {"name": "one", "window_bytes": 1000},
+        Arrived(),
+        lambda worker, about, over: sent.append((worker, about.message)),
+        lambda number: None,
+        8,
+        in_turn=False,
+    )
+    stuck = tuple((f"stuck/{number}", 0, "slow") for number in range(9))
+    reading.tasks(stuck, 1)
+    reading.tasks((*stuck, ("task/0", 0, "fast")), 2)
+    asked = [message.num_elements for worker, message in sent if worker == "fast" and isinstance(message, Ask)]
+    assert asked == [1]
+
+
+def test_elements_of_a_lost_consumer_go_to_one_that_was_told_the_end_and_asks_for_none():
+    task = FirstCome()
+    for name in ("reads", "is lost"):
+        task.joined(Consumer(name, 0, 1000))
+    task.asked("is lost", (), 4)
+    assert task.produced(0, 4, 32) == [Send("is lost", 0, 4)]
+    assert task.finished() == [End("reads")]
+    actions = task.lost("is lost")
+    assert [action for action in actions if isinstance(action, Send)] == [Send("reads", 0, 4)]
+    assert End("reads") in task.asked("reads", [(0, 4)], 0)
+
+
+def test_messages_arrive_though_the_answer_to_the_first_connection_of_a_worker_is_lost():
+    received, reached = [], []
+
+    async def exchange():
+        worker = ServiceOnWorker()
+        worker._links = {}
+        worker.tasks = SimpleNamespace(message=lambda consumer, message: reached.append(message))
+        is_lost = [True]
+
+        async def handler(comm):
+            request = await comm.read()
+            del request["op"], request["reply"]
+            if is_lost.pop(0) if is_lost else False:
+                # As if the connection breaks while the worker answers.
+                await worker._serve(Broken(comm), **request)
+            else:
+                await worker._serve(comm, **request)
+
+        async with listen("tcp://127.0.0.1:0", handler) as listener:
+            address = ServiceAddress(listener.contact_address)
+            connection = WorkerConnection(
+                listener.contact_address, "one", address, None, lambda _, message: received.append(message), print
+            )
+            # Some messages have come from a process that had the address before.
+            connection._other_end, connection._link.state.num_arrived = "before", 7
+            connection.append("joins")
+            while not reached:
+                await asyncio.sleep(0.01)
+            for number in range(10):
+                worker._send("one", number)
+            while len(received) < 10:
+                await asyncio.sleep(0.01)
+            connection.task.cancel()
+
+    asyncio.run(asyncio.wait_for(exchange(), 20))
+    assert (reached, received) == (["joins"], [*range(10)])
+
+
+class Broken:
+    """A connection over which nothing can be written."""
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    async def write(self, *args, **options):
+        raise CommClosedError("broken")
 
 
 @pytest.mark.parametrize("make", [FirstCome, lambda: CoordinatedReads(2)])

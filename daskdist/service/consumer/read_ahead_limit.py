@@ -33,18 +33,22 @@ class ReadAheadLimit:
         self._clock = clock
         self._moment = LEAST_AHEAD
         self._on_the_way = LEAST_ON_THE_WAY
-        # Since the program last waited for an element: the numbers of elements taken, and taken ahead; and that time.
+        # Since the program last waited for an element: the numbers of elements taken, and taken ahead; and the times of
+        # the end and of the beginning of that wait.
         self._num_taken = self._num_ahead = 0
-        self._began_at = clock()
+        self._began_at = self._waits_at = clock()
 
     def waits(self) -> None:
         """Record that the program waits for the next element, so it has used all that were taken."""
-        used_s = self._clock() - self._began_at
+        now = self._clock()
+        used_s, since_wait_s = now - self._began_at, now - self._waits_at
+        self._waits_at = now
         self._moment = LEAST_AHEAD
         if self._num_taken:
             used_in_moment = int(self._num_taken * MOMENT_S / max(used_s, 1e-6))
             self._moment = max(min(used_in_moment, _GROWTH * self._num_taken), LEAST_AHEAD)
-            used_meanwhile = int(self._num_taken * _ON_THE_WAY_S / max(used_s, 1e-6))
+            # A program that waits for each element uses no more than what arrives.
+            used_meanwhile = int(self._num_taken * _ON_THE_WAY_S / max(since_wait_s, 1e-6))
             self._on_the_way = max(min(used_meanwhile, _GROWTH_ON_THE_WAY * self._on_the_way), LEAST_ON_THE_WAY)
         self._num_taken = self._num_ahead = 0
 

@@ -94,7 +94,7 @@ class Reading:
     ahead
         The number of elements that may be on their way, or here and unused.
     in_turn
-        Whether the consumer needs an element of each task, so that each is asked for one at least.
+        Whether the consumer takes the elements of the tasks in turn.
     """
 
     def __init__(
@@ -244,7 +244,8 @@ class Reading:
             # Otherwise parts would become smaller and smaller.
             room = 0
         for task in sorted(asked, key=asked.__getitem__):
-            least = int(self._in_turn and not asked[task] and not len(self._held[task]))
+            # One of each task, as others may be stuck with all that may be on its way.
+            least = int(not asked[task] and not len(self._held[task]))
             more = max(min(share - asked[task], room), least)
             if more or task in used:
                 asked[task] += more
@@ -256,10 +257,10 @@ class Reading:
     def _send_to_producer(self, task: str, message: JoinTask | Ask) -> None:
         attempt, worker = self._tasks[task]
         if worker:
-            over = partial(self._confirm, task, message.used) if isinstance(message, Ask) and message.used else None
+            over = partial(self._has_said, task, message.used) if isinstance(message, Ask) and message.used else None
             self._send(worker, OfTask(task, attempt, message), over)
 
-    def _confirm(self, task: str, used: Pairs, why: str | None) -> None:
+    def _has_said(self, task: str, used: Pairs, why: str | None) -> None:
         # With a cache, the dispatcher records the elements that one of the trainers used. What a trainer used need not
         # be known if the worker is lost, and its cache with it.
         if self._joining["trainer"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -23,7 +22,6 @@ logger: Final = logging.getLogger("daskdist")
 _RETRY_S: Final = 0.05
 _MOST_RETRY_S: Final = 2.0
 _WARN_AFTER: Final = 15
-_numbers: Final = itertools.count()
 
 
 class WorkerConnection:
@@ -61,8 +59,8 @@ class WorkerConnection:
         self._got = on_message
         self._failed = on_failure
         self._link = Link(self._read)
-        # Otherwise a worker might take this link for an earlier one of the consumer.
-        self._number = next(_numbers)
+        # The name of the worker's end, which it makes for this link; "" before the first answer.
+        self._other_end = ""
         self.task = asyncio.ensure_future(self._run())
 
     def append(self, message: Any, over: Callable[[str | None], None] | None = None) -> None:
@@ -105,11 +103,12 @@ class WorkerConnection:
         link = self._link
         comm = await connect(self._worker, timeout=seconds("timeouts.connect"), **self._address.connection_args())
         try:
-            asked = {"consumer": self._name, "link": self._number, "num_arrived": link.state.num_arrived}
+            asked = {"consumer": self._name, "end": self._other_end, "num_arrived": link.state.num_arrived}
             asked["compressions"] = readable(self._compression, comm)
             await comm.write({"op": READ_OPERATION, "reply": False, **asked})
-            num_over, is_new = await comm.read()
-            if is_new:
+            num_over, end = await comm.read()
+            if end != self._other_end:
+                self._other_end = end
                 link.state.begin_again()
             link.acknowledge(num_over)
             # Dask's messages may be compressed.

@@ -316,7 +316,7 @@ class Dispatcher:
         commands = self._assign(iteration)
         options = iteration.job.options
         if not commands and options.num_consumers is None and options.cache_bytes is None:
-            # The worker did not send the end to consumers that left the task to others.
+            # The worker did not answer consumers that came after the end.
             commands = self._send_tasks_to_all(iteration)
         return commands + self._end_if_over(iteration)
 

@@ -6,6 +6,7 @@ do, and carries out the actions that are returned. All calls are made in one thr
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -110,18 +111,21 @@ class Consumer:
     @property
     def has_room(self) -> bool:
         """Return whether elements may be sent to it."""
-        return self.num_asked > 0 and (not len(self.held) or self.held_bytes < self.window_bytes)
+        # After the end it asks for none, and gets those of consumers that are lost.
+        is_wanted = self.num_asked > 0 or self.has_ended
+        return is_wanted and (not len(self.held) or self.held_bytes < self.window_bytes)
 
     def room_for(self, size: float) -> int:
         """Return how many elements of a size in bytes may be sent to it, at least 1."""
-        in_bytes = self.num_asked if size <= 0 else int((self.window_bytes - self.held_bytes) // size)
-        return max(min(self.num_asked, in_bytes), 1)
+        num_wanted = sys.maxsize if self.has_ended else self.num_asked
+        in_bytes = num_wanted if size <= 0 else int((self.window_bytes - self.held_bytes) // size)
+        return max(min(num_wanted, in_bytes), 1)
 
     def send(self, first: int, stop: int, size: float) -> Send:
         """Record that elements of a size are sent to it."""
         self.held.add(first, stop)
         self.held_bytes += size * (stop - first)
-        self.num_asked -= stop - first
+        self.num_asked = max(self.num_asked - (stop - first), 0)
         self.has_ended = False
         return Send(self.name, first, stop)
 

@@ -4,7 +4,7 @@
 message           is sent by         is answered by                      if the link breaks, it is opened again; if the
                                                                          worker is lost
 ================  =================  ==================================  ===============================================
-`JoinTask`        the consumer       `SentRows`, an end                  another worker gets it, with what the consumer
+`JoinTask`        the consumer       an end, if there is nothing left    another worker gets it, with what the consumer
                                                                          holds and has used
 `Ask`             the consumer       `SentRows`, an end                  the next `JoinTask` has what was used
 `SentRows`        the worker         `Ask`, once they are used           another worker produces them again, but for
@@ -36,7 +36,7 @@ class OfTask(NamedTuple):
 
 
 class JoinTask(NamedTuple):
-    """The first request for elements.
+    """The consumer takes part; it asks for elements next.
 
     Parameters
     ----------

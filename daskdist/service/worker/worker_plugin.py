@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import uuid
 from functools import partial
 from typing import Any, Final
 
@@ -46,9 +47,9 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
         self._loop = worker.loop.asyncio_loop
         self.tasks = Producers(self._producer)
-        # By consumer: the number of the link to it, and the link, whose connections may break, until the consumer opens
-        # another one or the dispatcher says that it is gone.
-        self._links: dict[str, tuple[int, Link]] = {}
+        # By consumer: the name of this end of the link to it, and the link, whose connections may break, until the
+        # consumer opens another one or the dispatcher says that it is gone.
+        self._links: dict[str, tuple[str, Link]] = {}
         worker.handlers[READ_OPERATION] = self._serve
         worker.handlers[REPORT_OPERATION] = self.tasks.reports
         worker.stream_handlers[COMMAND_OPERATION] = self._command
@@ -118,19 +119,18 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
             link.append(message)
             link.flush()
 
-    async def _serve(
-        self, comm: Comm, consumer: str, link: int, num_arrived: int, compressions: tuple[str, ...]
-    ) -> Any:
+    async def _serve(self, comm: Comm, consumer: str, end: str, num_arrived: int, compressions: tuple[str, ...]) -> Any:
         compress(comm, compressions)
-        is_new = consumer not in self._links or self._links[consumer][0] != link
-        if is_new:
-            self._links[consumer] = link, Link(partial(self._receive, consumer))
-        _, end = self._links[consumer]
+        if consumer in self._links and self._links[consumer][0] == end:
+            self._links[consumer][1].acknowledge(num_arrived)
+        else:
+            # Another link of the consumer, or one to a process that is gone, or whose first answer was lost.
+            self._links[consumer] = uuid.uuid4().hex, Link(partial(self._receive, consumer))
+        end, link = self._links[consumer]
         try:
-            end.acknowledge(num_arrived)
-            await comm.write((end.state.num_arrived, is_new))
+            await comm.write((link.state.num_arrived, end))
             # Dask's messages may be compressed.
-            await end.run(comm, is_direct=False, unsendable=_unsendable)
+            await link.run(comm, is_direct=False, unsendable=_unsendable)
         except Exception:
             # The connection is broken, or the consumer was told what does not pickle.
             pass

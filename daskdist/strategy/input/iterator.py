@@ -23,7 +23,15 @@ from daskdist.execute.resume.position import StreamPosition
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.pass_iterator import PassIterator
-from daskdist.execute.stream.step_cursors import AT_ITS_END, Mark, Step, StepCursor, StepRun, handed_out_at
+from daskdist.execute.stream.step_cursors import (
+    AT_ITS_END,
+    Mark,
+    Step,
+    StepCursor,
+    StepRun,
+    handed_out_at,
+    without_blocks,
+)
 from daskdist.execute.stream.synchronized import synchronized
 from daskdist.execute.stream.window import Windows
 from daskdist.execute.transfer.copier import pinned_empty
@@ -338,6 +346,9 @@ class DistributedIterator(PassIterator):
 
     def _close(self) -> None:
         self._run, self._results = None, TaskResults((), ())
+        if isinstance(self._interrupted_at, tuple):
+            mark, number = self._interrupted_at
+            self._interrupted_at = without_blocks(mark), number
         if self._ahead is not None:
             self._ahead.close()
         else:
@@ -432,7 +443,7 @@ class DistributedIterator(PassIterator):
         return self._step_value(rows, num_rows=step.num_rows)
 
     def _note_bundles(self, run: StepRun) -> None:
-        # All steps of one bundle share their references.
+        # All steps of one run share their references.
         refs = [lane.ref for lane in run.lanes]
         before = [] if self._run is None else [lane.ref for lane in self._run.lanes]
         new = [(lane, ref) for lane in run.lanes if (ref := lane.ref) and not ref.is_kept and ref not in before]
