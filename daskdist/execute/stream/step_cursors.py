@@ -49,6 +49,13 @@ class Step(NamedTuple):
     done: frozenset[int] = _NONE
 
 
+class _Numbers(NamedTuple):
+    # The elements of a pipeline that were handed out before a run, those of each of its steps, and the most in all.
+    before: int
+    per_step: int = 0
+    most: int = 0
+
+
 class StepRun(NamedTuple):
     """Some steps, during which no bundle changes.
 
@@ -58,16 +65,16 @@ class StepRun(NamedTuple):
         Each replica's lane of its bundle.
     steps
         The steps.
-    counts
-        For each pipeline the number of elements before these steps, those of each step, and the most.
-    done
+    numbers
+        For each pipeline the numbers of elements.
+    done_before
         The replicas whose elements of the first step were handed out before.
     """
 
     lanes: Sequence[Lane]
     steps: Sequence[Step]
-    counts: Sequence[tuple[int, int, int]]
-    done: frozenset[int] = _NONE
+    numbers: Sequence[_Numbers]
+    done_before: frozenset[int] = _NONE
 
 
 # A position: a run, and the number of its steps that were handed out.
@@ -77,14 +84,14 @@ Mark = tuple[StepRun, int]
 def handed_out_at(mark: Mark) -> HandedOut:
     """Return what was handed out at a position."""
     run, number = mark
-    num_steps, done = run.steps[number - 1][-2:] if number else (0, run.done)
-    return [before + min(num_steps * num_lanes, most) for before, num_lanes, most in run.counts], done
+    num_steps, done = run.steps[number - 1][-2:] if number else (0, run.done_before)
+    return [one.before + min(num_steps * one.per_step, one.most) for one in run.numbers], done
 
 
 def without_blocks(mark: Mark) -> Mark:
     """Return the same position, which keeps no blocks."""
-    counts, done = handed_out_at(mark)
-    return StepRun((), (), [(count, 0, 0) for count in counts], done), 0
+    numbers, done = handed_out_at(mark)
+    return StepRun((), (), list(map(_Numbers, numbers)), done), 0
 
 
 class _Bundles:
@@ -168,7 +175,7 @@ class StepCursor:
         # The number of steps of the bundles that the current run has.
         self._length = 0
         self._is_over = False
-        self.mark: Mark = (StepRun((), (), [(one.num_before, 0, 0) for one in self._bundles], done), 0)
+        self.mark: Mark = (StepRun((), (), [_Numbers(one.num_before) for one in self._bundles], done), 0)
 
     def next(self) -> tuple[StepRun, Step]:
         """Return the next step, and the run that it is of; raise `OutOfRangeError` at the end."""
@@ -196,8 +203,8 @@ class StepCursor:
             raise OutOfRangeError(AT_ITS_END)
         self._length = min(_MOST_STEPS, *(one.num_left for one in bundles if not one.is_over))
         lanes = [lane for one in bundles for lane in one.lanes]
-        counts = [(one.num_before, len(one.lanes), one.num_elements) for one in bundles]
-        return StepRun(lanes, self._steps(lanes, done), counts, done)
+        numbers = [_Numbers(one.num_before, len(one.lanes), one.num_elements) for one in bundles]
+        return StepRun(lanes, self._steps(lanes, done), numbers, done)
 
     def _steps(self, lanes: Sequence[Lane], done: frozenset[int]) -> list[Step]:
         steps: list[Step] = []

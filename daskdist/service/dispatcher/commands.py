@@ -170,7 +170,7 @@ class TaskSpec:
     lease
         The interval of units to produce, as ``(first, stop)``; None if the task is not a lease.
     done
-        The elements that were acknowledged before.
+        The elements that were used before.
     expected
         The consumers of the previous attempt, which may hold elements.
     settings

@@ -72,7 +72,7 @@ class Dispatcher:
     is_kept
         Whether the state is kept, so that `changes` must report changes.
     most_losses
-        The most times in a row that the worker of a task may be lost, without an element that is acknowledged between.
+        The most times in a row that the worker of a task may be lost, without an element that is used between.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Dispatcher:
         ]
 
     def worker_left(self, address: str, *, is_expected: bool = False) -> list[Command]:
-        """Remove a worker; its tasks restart on other workers, after the elements that were acknowledged.
+        """Remove a worker; its tasks restart on other workers, after the elements that were used.
 
         Workers that are ``is_expected`` to leave do not count as lost.
         """
@@ -182,7 +182,7 @@ class Dispatcher:
         return commands
 
     def _count_losses(self, iteration: Iteration, lost: list[Task]) -> int:
-        # Return the most losses in a row of tasks that were begun. Without all consumers, nothing can be acknowledged.
+        # Return the most losses in a row of tasks that were begun. Without all consumers, nothing can be used.
         # Workers that are lost together have not begun what they were given one for another.
         if len(iteration.consumers) < (iteration.job.options.num_consumers or 1):
             return 0
@@ -294,7 +294,7 @@ class Dispatcher:
     # --- tasks ---
 
     def progressed(self, task_id: str, attempt: int, pairs: Pairs) -> list[Command]:
-        """Record that elements of a task were acknowledged."""
+        """Record that elements of a task were used."""
         current = self._current(task_id, attempt)
         if current is None:
             return []
@@ -304,7 +304,7 @@ class Dispatcher:
         return []
 
     def task_done(self, task_id: str, attempt: int) -> list[Command]:
-        """Record that all elements of a task were acknowledged."""
+        """Record that all elements of a task were used."""
         current = self._current(task_id, attempt)
         if current is None:
             return []

@@ -47,9 +47,9 @@ class Task:
     attempt
         The number of earlier attempts; -1 before the first.
     is_done
-        Whether all elements of the task were acknowledged.
+        Whether all elements of the task were used.
     done
-        The elements that were acknowledged.
+        The elements that were used.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Task:
 
 @dataclass
 class LossesInARow:
-    """The losses of workers of a task in a row, without an element that was acknowledged between them."""
+    """The losses of workers of a task in a row, without an element that was used between them."""
 
     number: int = 0
     num_used: int = 0
@@ -100,7 +100,7 @@ class Iteration:
     draws
         Its random draws, which its first consumer has chosen.
     measured
-        A time, and the number of elements that had been acknowledged by then.
+        A time, and the number of elements that had been used by then.
     settings
         The settings of its first consumer.
     """
@@ -124,7 +124,7 @@ class Iteration:
     elements_per_s: float = 0.0
     # By task, and "" for all copies of the dataset: the losses of workers. Other schedulers begin to count anew.
     losses: defaultdict[str, LossesInARow] = field(default_factory=lambda: defaultdict(LossesInARow))
-    # The number of elements that were ever acknowledged, also by tasks that were removed.
+    # The number of elements that were ever used, also by tasks that were removed.
     num_ever_used: int = 0
     # The reason why the iteration is given up; "" if it is not.
     failure: str = ""
@@ -136,11 +136,11 @@ class Iteration:
 
     @property
     def num_used(self) -> int:
-        """The number of elements that were acknowledged."""
+        """The number of elements that were used."""
         return self.num_done + sum(len(task.done) for task in self.tasks.values())
 
     def tick(self, now: float) -> bool:
-        """Update the number of elements that are acknowledged per second; return whether there were any."""
+        """Update the number of elements that are used per second; return whether there were any."""
         num_used, (before, since) = self.num_used, self.measured
         if now > since:
             share = 1 - 2 ** -((now - since) / _RATE_OVER_S)
@@ -150,7 +150,7 @@ class Iteration:
 
     @property
     def is_over(self) -> bool:
-        """Return whether all elements were acknowledged."""
+        """Return whether all elements were used."""
         if self.failure or self.can_lease or not self.count:
             return False
         return all(task.is_done for task in self.tasks.values())
@@ -199,7 +199,7 @@ class Iteration:
         return self.add_task((first, self.next_unit))
 
     def finish(self, task: Task) -> None:
-        """Record that all elements of a task were acknowledged."""
+        """Record that all elements of a task were used."""
         task.is_done = True
         if task.lease is not None:
             del self.tasks[task.id]

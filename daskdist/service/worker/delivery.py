@@ -34,7 +34,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of the task: all its elements were acknowledged."""
+    """The end of the task: all its elements were used."""
 
 
 Action = Send | Passed | End | Forget | Done

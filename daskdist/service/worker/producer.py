@@ -1,4 +1,4 @@
-"""The producer of a task, which computes elements, sends them, and keeps them until they are acknowledged."""
+"""The producer of a task, which computes elements, sends them, and keeps them until they are used."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Producer:
         self.report()
 
     def report(self) -> None:
-        """Report to the dispatcher which elements were acknowledged since the last report."""
+        """Report to the dispatcher which elements were used since the last report."""
         pairs, self._unreported = list(self._unreported), Intervals()
         if pairs and not self.is_done:
             self._notify(Progress(self.spec.id, self.spec.attempt, pairs))
