@@ -215,7 +215,13 @@ class SimulatedConsumer:
         }
         self.join = Join(name, "dataset", "job", 0, service.options, consumer_index=index if in_turn else None)
         self.reading = Reading(
-            joining, self.arrived, self._send, self._read_all, service.window or NO_LIMIT, in_turn=in_turn
+            joining,
+            self.arrived,
+            self._send,
+            self._read_all,
+            service.window or NO_LIMIT,
+            in_turn=in_turn,
+            is_limit=service.window is not None,
         )
         self.links: dict[str, SimulatedLink] = {}
         self.asked: deque[Any] = deque()

@@ -80,8 +80,8 @@ class Options(_Options):
     num_processes
         The number of local processes in which files are read and functions called, or ``"auto"`` for one per core: for
         functions that mostly run Python, of which a process runs one at a time. Elements and their order are the same.
-        The processes are started by the first pass and kept; arrays come back by shared memory. Batches are made in
-        this process. It has no effect on a cluster, whose workers are processes already. Default: none.
+        The processes are started by the first pass and kept; arrays come back by memory that both have. Batches are
+        made in this process. It has no effect on a cluster, whose workers are processes already. Default: none.
     num_threads
         The number of threads that read ahead in this process. Default: the setting ``daskdist.num-threads``, one per
         core. A function that lets other threads run many times in each row, such as a decoder of small images, is

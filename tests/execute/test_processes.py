@@ -482,15 +482,20 @@ def test_few_files_are_open_however_many_arrays_are_kept(pool):
     assert all((array == size).all() for array, size in zip(arrays, sizes, strict=True))
 
 
-def test_nothing_is_left_of_a_killed_program(tmp_path):
+@pytest.mark.parametrize("hangs", [False, True])
+def test_nothing_is_left_of_a_killed_program(tmp_path, hangs):
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal\n"
+        "import os, signal, threading, time\n"
         "import numpy as np\n"
         "from daskdist.execute.callers.process_pool import ProcessPool\n"
         "pool = ProcessPool(1)\n"
         "pool.call(np.zeros, [100_000])\n"
         "print(pool.call(os.getpid, []), flush=True)\n"
+        f"if {hangs}:\n"
+        "    threading.Thread(target=pool.call, args=(time.sleep, [600])).start()\n"
+        "    while pool._free:\n"
+        "        time.sleep(0.01)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     folder = tmp_path / "temporary"

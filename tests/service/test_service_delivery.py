@@ -83,7 +83,19 @@ def test_a_program_that_waits_for_each_element_asks_for_few():
     assert limit.on_the_way > 1000 * LEAST_ON_THE_WAY
 
 
-def test_tasks_that_deliver_nothing_do_not_keep_others_from_being_asked():
+def test_a_fast_program_far_from_its_workers_asks_for_more():
+    now = 0.0
+    limit = ReadAheadLimit(clock=lambda: now)
+    for _ in range(12):
+        limit.waits()
+        now += 0.25
+        limit.took(limit.on_the_way, wait=True)
+        now += limit.on_the_way * 1e-5
+    assert limit.on_the_way > 1000 * LEAST_ON_THE_WAY
+
+
+@pytest.mark.parametrize("is_limit", [False, True])
+def test_tasks_that_deliver_nothing_do_not_keep_others_from_being_asked_but_for_a_limit_of_the_user(is_limit):
     sent = []
     reading = Reading(
         {"name": "one", "window_bytes": 1000},
@@ -92,12 +104,13 @@ def test_tasks_that_deliver_nothing_do_not_keep_others_from_being_asked():
         lambda number: None,
         8,
         in_turn=False,
+        is_limit=is_limit,
     )
     stuck = tuple((f"stuck/{number}", 0, "slow") for number in range(9))
     reading.tasks(stuck, 1)
     reading.tasks((*stuck, ("task/0", 0, "fast")), 2)
     asked = [message.num_elements for worker, message in sent if worker == "fast" and isinstance(message, Ask)]
-    assert asked == [1]
+    assert asked == ([] if is_limit else [1])
 
 
 def test_elements_of_a_lost_consumer_go_to_one_that_was_told_the_end_and_asks_for_none():

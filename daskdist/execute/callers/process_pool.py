@@ -7,6 +7,7 @@ import contextlib
 import io
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import dask
 
 from daskdist.call_progress import CallProgress, under_way
 from daskdist.config import all_settings, seconds
+from daskdist.core.failing.packed_error import as_text
 from daskdist.core.functions.by_value import modules_by_value
 from daskdist.errors import ClusterError, WaitTimeoutError
 from daskdist.execute.messages.failure import Failure, Packed
@@ -105,9 +107,12 @@ def serve(connection: int, memory: int) -> None:
 
 
 def _send_signs(program: MemoryConnection, progress: CallProgress, sending: threading.Lock) -> None:
-    last = progress.look()
+    last, parent = progress.look(), os.getppid()
     while True:
         time.sleep(min(_SIGN_EVERY_S, seconds("timeouts.data") / 10))
+        if os.getppid() != parent:
+            # The program was killed, and a call may hang.
+            os.kill(os.getpid(), signal.SIGTERM)
         reached = progress.look()
         if reached != last:
             last = reached
@@ -124,7 +129,11 @@ def _answer(request: _Request) -> Packed | Failure:
         function, args = request.call.value()
         return Packed.of(function(*args))
     except BaseException as error:
-        return Failure.of(error)
+        try:
+            return Failure.of(error)
+        except BaseException:
+            # The pickling of the error runs its code.
+            return Failure.of(as_text(error))
 
 
 def _forget(functions: dict[int, Any] | set[int]) -> None:

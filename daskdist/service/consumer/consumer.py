@@ -104,6 +104,7 @@ class ServiceReader:
             arrived,
             limit.on_the_way,
             in_turn=in_turn,
+            is_limit=most is not None,
             compression=compression,
         )
         # An interrupt may come at any line: nothing is read that nobody can end.
@@ -199,6 +200,7 @@ class _Connection:
         ahead: int,
         *,
         in_turn: bool,
+        is_limit: bool,
         compression: str | None,
     ) -> None:
         self._name = name
@@ -208,7 +210,9 @@ class _Connection:
         self._join = join
         self._arrived = arrived
         self._compression = compression
-        self._reading = Reading(joining, arrived, self._to_worker, self._read_all, ahead, in_turn=in_turn)
+        self._reading = Reading(
+            joining, arrived, self._to_worker, self._read_all, ahead, in_turn=in_turn, is_limit=is_limit
+        )
         self._comm: Comm | None = None
         self._task: asyncio.Task[None] | None = None
         # By the address of a worker that has tasks.

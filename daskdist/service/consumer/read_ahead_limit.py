@@ -15,6 +15,8 @@ _GROWTH_ON_THE_WAY: Final = 4
 # This many elements may be on their way from workers, or what the program uses in this time if that is more.
 LEAST_ON_THE_WAY: Final = 8
 _ON_THE_WAY_S: Final = 0.2
+# A consumer asks again when it has used a part of so many of what may be on its way.
+PARTS_ON_THE_WAY: Final = 4
 
 
 class ReadAheadLimit:
@@ -47,8 +49,9 @@ class ReadAheadLimit:
         if self._num_taken:
             used_in_moment = int(self._num_taken * MOMENT_S / max(used_s, 1e-6))
             self._moment = max(min(used_in_moment, _GROWTH * self._num_taken), LEAST_AHEAD)
-            # A program that waits for each element uses no more than what arrives.
-            used_meanwhile = int(self._num_taken * _ON_THE_WAY_S / max(since_wait_s, 1e-6))
+            # Where few of those on the way arrive at a time, the program uses no more than what is produced.
+            is_limit = self._num_taken * PARTS_ON_THE_WAY >= self._on_the_way
+            used_meanwhile = int(self._num_taken * _ON_THE_WAY_S / max(used_s if is_limit else since_wait_s, 1e-6))
             self._on_the_way = max(min(used_meanwhile, _GROWTH_ON_THE_WAY * self._on_the_way), LEAST_ON_THE_WAY)
         self._num_taken = self._num_ahead = 0
 

@@ -12,13 +12,11 @@ from typing import Any, Final
 
 from daskdist.core.block import Rows
 from daskdist.execute.messages.failure import Failure
+from daskdist.service.consumer.read_ahead_limit import PARTS_ON_THE_WAY
 from daskdist.service.intervals import Intervals, Pairs
 from daskdist.service.worker.task_messages import Ask, Computing, End, JoinTask, OfTask, Passed, SentRows
 
 logger: Final = logging.getLogger("daskdist")
-
-# A consumer asks again when it has used a part of so many of what may be on its way.
-_PARTS_ON_THE_WAY: Final = 4
 
 
 class Arrived:
@@ -95,6 +93,8 @@ class Reading:
         The number of elements that may be on their way, or here and unused.
     in_turn
         Whether the consumer takes the elements of the tasks in turn.
+    is_limit
+        Whether ``ahead`` holds even if there are more tasks; otherwise each task is asked for an element at least.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Reading:
         ahead: int,
         *,
         in_turn: bool,
+        is_limit: bool,
     ) -> None:
         self._joining = joining
         self._arrived = arrived
@@ -113,6 +114,7 @@ class Reading:
         self._read_all = read_all
         self._ahead = ahead
         self._in_turn = in_turn
+        self._asks_each = in_turn or not is_limit
         # The number of the last message of the dispatcher.
         self._message_number = 0
         # By task id: the attempt, and the worker; "" while the task has none.
@@ -240,12 +242,12 @@ class Reading:
         asked = self._asked
         room = self._ahead - sum(asked.values()) - sum(map(len, self._held.values()))
         share = max((room + sum(asked.values())) // len(asked), 1) if asked else 0
-        if room < self._ahead // _PARTS_ON_THE_WAY:
+        if room < self._ahead // PARTS_ON_THE_WAY:
             # Otherwise parts would become smaller and smaller.
             room = 0
         for task in sorted(asked, key=asked.__getitem__):
-            # One of each task, as others may be stuck with all that may be on its way.
-            least = int(not asked[task] and not len(self._held[task]))
+            # The tasks that were asked for all that may be on its way may be stuck.
+            least = int(self._asks_each and not asked[task] and not len(self._held[task]))
             more = max(min(share - asked[task], room), least)
             if more or task in used:
                 asked[task] += more
@@ -257,10 +259,10 @@ class Reading:
     def _send_to_producer(self, task: str, message: JoinTask | Ask) -> None:
         attempt, worker = self._tasks[task]
         if worker:
-            over = partial(self._has_said, task, message.used) if isinstance(message, Ask) and message.used else None
+            over = partial(self._told_used, task, message.used) if isinstance(message, Ask) and message.used else None
             self._send(worker, OfTask(task, attempt, message), over)
 
-    def _has_said(self, task: str, used: Pairs, why: str | None) -> None:
+    def _told_used(self, task: str, used: Pairs, why: str | None) -> None:
         # With a cache, the dispatcher records the elements that one of the trainers used. What a trainer used need not
         # be known if the worker is lost, and its cache with it.
         if self._joining["trainer"]:
