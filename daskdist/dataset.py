@@ -2004,7 +2004,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, Advised, metaclass=DatasetType):  #
             For reading in rounds: in each round, consumers get one element each, all from the same worker.
         max_outstanding_requests
             The most elements that are on their way to this consumer, or here and unused; if None, as many as its
-            program uses in 0.2 s, and no more bytes than the setting ``daskdist.service.window-bytes`` says.
+            program uses in 0.2 s, but 8 and one of each worker's task at least, and no more bytes than the setting
+            ``daskdist.service.window-bytes`` says.
         compression
             ``"AUTO"`` compresses data that is sent to another host.
         cross_trainer_cache
@@ -2038,8 +2039,8 @@ class Dataset(DatasetBase, DaskMethodsMixin, Advised, metaclass=DatasetType):  #
           shuffle, these are lost with the consumer. Likewise, closing an iterator early loses what its pipeline had
           taken ahead: a few elements, or as many as the program uses in 10 ms.
         * A consumer at the end does not wait for elements that another consumer has, which are few: each asks for as
-          many as it uses in 0.2 s, and for fewer towards the end. If the other is lost later, they go to consumers that
-          are still reading or join the job later, if there are any.
+          many as it uses in 0.2 s, and is sent fewer towards the end. If the other is lost later, they go to consumers
+          that are still reading or join the job later, if there are any.
 
         With ``OFF``, each worker's copy of the dataset is delivered like a job of its own, and ends with its worker.
         Each element comes at least once: if a worker and a consumer are lost together, elements acknowledged in the

@@ -92,7 +92,7 @@ class ReturnedValues:
             return handles[0] if len(handles) == 1 else regroup(handles, num_rows)
         layout = self._layout(fn, handles, structure, num_rows)
         leaves, is_single = list[Any](), len(handles) == 1
-        # A plain loop, as below: each step runs them, and Python 3.11 calls a list comprehension like a function.
+        # Plain loops, here and in `leaves`: each step runs them, and Python 3.11 calls list comprehensions.
         for pick, is_none in zip(layout.picks, layout.are_none, strict=True):
             value = None if is_none else PerReplica(Refs(self._source, handles, pick), num_rows)
             leaves.append(value.values[0] if is_single and value is not None else value)
